@@ -1,15 +1,21 @@
-//! An adapter's function, lent by reference.
+//! An adapter's function, lent by reference or by any other pointer.
+
+use core::num::NonZeroU16;
+use core::ops::DerefMut;
+
+use alloc::boxed::Box;
 
 use ib_vtime::Secret;
 use ib_wire::mad::Mad;
 use ib_wire::{Gid, GidIndex, Lid, PKey, PKeyIndex, PortNum, Qpn};
 
 use crate::{
-    AddressVector, ArmKind, AvHandle, Completion, CqHandle, DeviceAttributes, DeviceModify,
-    DmaBuffer, DmaFault, FunctionAttributes, Hca, HcaError, HcaEvent, LocalMad, MadView, MrHandle,
-    MrKeys, MrSpec, MwHandle, MwKeys, MwType, PdHandle, PortAttributes, PortModify, QpAttributes,
-    QpHandle, QpModify, QpNumbers, QpSpec, RecvRequest, SendRequest, SrqAttributes, SrqHandle,
-    SrqSpec,
+    AddressSpace, AddressVector, ArmKind, AsyncEvent, AvHandle, Completion, CqHandle,
+    DeviceAttributes, DeviceModify, DmaBuffer, DmaFault, FunctionAttributes, FunctionId,
+    FunctionManager, FunctionSpec, Hca, HcaError, HcaEvent, LocalMad, MadView, MrHandle, MrKeys,
+    MrSpec, MwHandle, MwKeys, MwType, PdHandle, PortAttributes, PortModify, QpAttributes, QpHandle,
+    QpModify, QpNumbers, QpSpec, RecvRequest, ResourceCounts, SendRequest, SpecialQp,
+    SrqAttributes, SrqHandle, SrqSpec, VirtualPort,
 };
 
 macro_rules! forward {
@@ -28,7 +34,7 @@ macro_rules! forward_mut {
     };
 }
 
-impl<H: Hca + ?Sized> Hca for &mut H {
+impl<P: DerefMut<Target: Hca>> Hca for P {
     forward! {
         fn attributes(&self) -> DeviceAttributes;
         fn function(&self) -> FunctionAttributes;
@@ -80,5 +86,21 @@ impl<H: Hca + ?Sized> Hca for &mut H {
         fn process_local_mad(&mut self, port: PortNum, view: MadView, mad: &Mad) -> Result<LocalMad, HcaError>;
         fn draw_secret(&mut self) -> Result<Secret, HcaError>;
         fn poll_event(&mut self) -> Option<HcaEvent>;
+    }
+}
+
+impl<P: DerefMut<Target: FunctionManager>> FunctionManager for P {
+    forward! {
+        fn resources(&self, id: FunctionId) -> Result<ResourceCounts, HcaError>;
+        fn proxy_qp(&self, id: FunctionId, special: SpecialQp, port: PortNum) -> Result<Option<QpNumbers>, HcaError>;
+    }
+
+    forward_mut! {
+        fn create_function(&mut self, spec: FunctionSpec) -> Result<(), HcaError>;
+        fn reset_function(&mut self, id: FunctionId) -> Result<(), HcaError>;
+        fn destroy_function(&mut self, id: FunctionId) -> Result<Box<dyn AddressSpace>, HcaError>;
+        fn set_virtual_port(&mut self, id: FunctionId, port: PortNum, view: VirtualPort) -> Result<(), HcaError>;
+        fn set_egress_weight(&mut self, id: FunctionId, port: PortNum, weight: NonZeroU16) -> Result<(), HcaError>;
+        fn notify(&mut self, id: FunctionId, event: AsyncEvent) -> Result<(), HcaError>;
     }
 }

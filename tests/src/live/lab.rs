@@ -65,6 +65,12 @@ impl Lab {
         Self::start(group.command(binary()), arguments)
     }
 
+    /// Starts a service as a program on a node of another one.
+    pub fn serve_on(outer: &Self, node: &str, arguments: &[&str]) -> Self {
+        let binary = binary().to_string_lossy();
+        Self::start(outer.on(Shim::Vhca, node, &[&binary]), arguments)
+    }
+
     fn start(mut command: Command, arguments: &[&str]) -> Self {
         let dir = tempfile::Builder::new()
             .prefix("vhca-lab")

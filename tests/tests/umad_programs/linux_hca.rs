@@ -1,7 +1,10 @@
 //! A host's software on hca-linux, on bare nodes: its ports are those of umad and sysfs.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
+
+use vhca_tests::live::{self, Shim};
 
 use crate::bare::two_bare;
 use crate::line;
@@ -100,4 +103,56 @@ fn changes_of_the_port_are_seen_in_files_that_are_open() {
     until("ACTIVE");
     watching.kill().unwrap();
     watching.wait().unwrap();
+}
+
+/// Options of a service that is attached to a bare node's port. Each look at sysfs is a connection to the outer service, which the
+/// sandbox forbids.
+const ATTACHED: [&str; 5] = ["--attach", "linux:vhca0/1", "--vfs", "4", "--no-sandbox"];
+
+/// Returns the port GUIDs of all VFs of a service, once all are up.
+fn guids_of_vfs_that_are_up(service: &live::Lab) -> BTreeSet<String> {
+    let shown = service.told(&["show", "vfs", "--wait-up"]);
+    let rows = shown.lines().filter(|line| line.starts_with("vhca0"));
+    let guids = rows.filter_map(|row| row.split_whitespace().nth(3));
+    let guids: BTreeSet<_> = guids.map(str::to_owned).collect();
+    assert_eq!(guids.len(), 4, "{shown}");
+    guids
+}
+
+#[test]
+fn services_on_two_bare_nodes_give_their_vfs_guids_of_the_outer_subnet() {
+    let outer = live::Lab::serve(&["--bare", "H1-1,H2-1", "--vfs", "2"]);
+    let inner = live::Lab::serve_on(&outer, "H1-1", &ATTACHED);
+    let mut other = live::Lab::serve_on(&outer, "H2-1", &ATTACHED);
+    let [guids, others] = [&inner, &other].map(guids_of_vfs_that_are_up);
+    assert!(guids.is_disjoint(&others), "{guids:?} {others:?}");
+    let fabric = inner.told(&["show", "fabric"]);
+    let row = fabric.lines().find(|line| line.starts_with("vhca0"));
+    let words: Vec<_> = row.unwrap().split_whitespace().take(3).collect();
+    assert_eq!(words, ["vhca0", "linux", "0x0002c90300000300"], "{fabric}");
+
+    let (down, up) = (
+        ["set", "link", "H1-1/1", "down"],
+        ["set", "link", "H1-1/1", "up"],
+    );
+    for (change, code) in [(down, "link_down"), (up, "ok")] {
+        outer.told(&change);
+        let is_so = || {
+            let why = inner.ask(&["why", "1", "--json"]);
+            let why: serde_json::Value = serde_json::from_slice(&why.stdout).unwrap();
+            (why["code"] == code).then_some(())
+        };
+        live::wait_for(live::PATIENCE, is_so).unwrap_or_else(|| panic!("never {code}"));
+    }
+
+    let binary = live::binary().to_string_lossy();
+    let second = [&[&*binary, "serve"], &ATTACHED[..]].concat();
+    let second = outer.on(Shim::Vhca, "H1-1", &second).output().unwrap();
+    let error = String::from_utf8(second.stderr).unwrap();
+    assert_eq!(second.status.code(), Some(2), "{error}");
+    assert!(error.contains("fuser -v /dev/infiniband/umad0"), "{error}");
+
+    other.service().signal("KILL");
+    let again = live::Lab::serve_on(&outer, "H2-1", &ATTACHED);
+    assert!(guids.is_disjoint(&guids_of_vfs_that_are_up(&again)));
 }

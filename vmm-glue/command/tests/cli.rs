@@ -105,7 +105,7 @@ fn wrong_arguments_point_to_the_help_and_exit_with_2() {
 #[test]
 fn wrong_values_are_refused_with_the_range_and_contradictions_with_what_to_do() {
     const RANGE: &str = "expected a whole number from";
-    const ATTACHED: &str = "because an attached service has the simulator's fabric and subnet manager: leave out one of them";
+    const ATTACHED: &str = "because an attached service has the fabric and subnet manager of others: leave out one of them";
     let folder = tempfile::tempdir().expect("a folder");
     let control = folder.path().join("control.sock");
     let control = control.to_str().expect("a name");

@@ -88,7 +88,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "MIB", value_parser = number::<u64>(1..=u64::MAX))]
     program_memory: Option<u64>,
     /// Instead of a fabric, PF hosts at nodes of an ibsim: ibsim:SOCKNAME/NODE[,NODE...] with its
-    /// IBSIM_SOCKNAME, or ibsim:udp:PORT/NODE[,NODE...]. Can be given more than once.
+    /// IBSIM_SOCKNAME, or ibsim:udp:PORT/NODE[,NODE...], which can be given more than once; or a PF in front of a port of an HCA
+    /// that the kernel drives: linux:DEVICE/PORT, or linux:DEVICE/PORT,no-cm to leave the CM to the kernel.
     #[arg(long, value_name = "WHERE")]
     attach: Vec<AttachSpec>,
     /// Write the GUIDs that the SA of an attached fabric grants to the VFs' ports, since the stock

@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use emulated_hca::{Built, Endpoint, Fabric, HcaConfig, NodeId};
+use hca_functions::Functions;
 use ib_vtime::{Duration, Instant, Secret, SecretNumbers};
 use ib_wire::{Guid, PortNum};
 use pf_context::context::{PfConfig, VfPortSpec, VfSpec};
@@ -16,12 +17,14 @@ use vf_tunnel::VfId;
 use vhca_control::protocol::Sockets;
 use vhca_control::{GuestAction, GuestReport, LinkFaults, Refusal, Right, VfChange};
 
+use super::attach_spec::{AttachSpec, LinuxSpec};
 use super::cables::{self, Cables};
 use super::cast::Cast;
 use super::guests::{Guests, JobId};
 use super::host_memory;
 use super::inventory::{Inventory, LabHost, NamedVf};
 use super::lab_error::LabError;
+use super::linux_port;
 use super::options::{Options, SidrSpec, SmChoice};
 use super::rights::rights;
 use super::settings::{self, Settings, first_pkey};
@@ -85,7 +88,11 @@ impl Lab {
         let secret = secret.into();
         if !options.attach.is_empty() {
             options.subnet.check_unused()?;
-            return Ok(Self::empty(secret));
+            let mut lab = Self::empty(secret);
+            for spec in options.attach.iter().filter_map(AttachSpec::linux) {
+                lab.add_linux_port(options, spec)?;
+            }
+            return Ok(lab);
         }
         let Plan { topology, names } = options.topology.plan()?;
         let (fabric, built) = topology.build(secret);
@@ -133,6 +140,26 @@ impl Lab {
             stalls: Stalls::default(),
             stalled: BTreeMap::new(),
         }
+    }
+
+    /// Opens a port of a Linux HCA, and shares it among VFs.
+    fn add_linux_port(&mut self, options: &Options, spec: &LinuxSpec) -> Result<(), LabError> {
+        let name = spec.device.clone();
+        check_number(options, &name, linux_port::MAX_VFS)?;
+        let config = self.pf_config(options);
+        let functions = Functions::new(linux_port::MAX_VFS, self.secrets.secret());
+        let secret = self.secrets.secret();
+        let world = self.world_mut();
+        let port = linux_port::Port::open(world.now(), spec, secret, functions.memory());
+        let port = port.map_err(|error| LabError::Linux(spec.clone(), error))?;
+        let started = world.add_outside_pf_host(&name, Box::new(port), functions, &config);
+        let id = started.map_err(|error| LabError::Pf(name.clone(), error))?;
+        let adapter = world.with_hca(id, |hca| Ok(hca.attributes()));
+        let adapter = adapter.map_err(|error| LabError::Pf(name.clone(), error.into()))?;
+        self.add_vfs(options, &name, id, adapter.node_guid, adapter.num_ports)?;
+        let is_pf = true;
+        self.inventory.add_host(LabHost { name, id, is_pf });
+        Ok(())
     }
 
     /// Adds a host with an adapter of its own, which it shares among VFs. The adapter has no cable.
@@ -209,29 +236,39 @@ impl Lab {
         node: NodeId,
         config: &HcaConfig,
     ) -> Result<HostId, LabError> {
-        let most = config.max_functions.min(VfId::MAX);
-        let too_many = || LabError::TooManyVfs {
-            host: name.to_owned(),
-            most,
-            wanted: options.vfs,
-        };
-        if options.vfs > most {
-            return Err(too_many());
-        }
+        check_number(options, name, config.max_functions)?;
         if let Some(other) = self.host_with_guids_of(config.node_guid, options.vfs) {
             return Err(LabError::SameGuids(name.to_owned(), other));
         }
-        let config_of_pf = PfConfig {
+        let config_of_pf = self.pf_config(options);
+        let started = self.world_mut().add_pf_host(node, &config_of_pf);
+        let id = started.map_err(|error| LabError::Pf(name.to_owned(), error))?;
+        self.add_vfs(options, name, id, config.node_guid, config.ports)?;
+        Ok(id)
+    }
+
+    fn pf_config(&mut self, options: &Options) -> PfConfig {
+        let config = PfConfig {
             limits: options.quotas.limits(),
             policy: options.policy.policy(),
             smi: options.rights.contains(&Right::Smi),
             ..PfConfig::new(self.secrets.secret())
         };
-        self.settings.vfs_may_have_smi |= config_of_pf.smi;
-        let started = self.world_mut().add_pf_host(node, &config_of_pf);
-        let id = started.map_err(|error| LabError::Pf(name.to_owned(), error))?;
+        self.settings.vfs_may_have_smi |= config.smi;
+        config
+    }
+
+    /// Adds the VFs of a PF host, with their addresses and services.
+    fn add_vfs(
+        &mut self,
+        options: &Options,
+        name: &str,
+        id: HostId,
+        node_guid: Guid,
+        ports: u8,
+    ) -> Result<(), LabError> {
         for number in 1..=options.vfs {
-            let vf = VfId::new(number).ok_or_else(too_many)?;
+            let vf = VfId::new(number).ok_or_else(|| too_many(options, name, VfId::MAX))?;
             let is_for_program = options.is_for_program(number);
             let vmm_has_it = options.vfio_user.is_some() && !is_for_program;
             let adapt_answer = vmm_has_it.then_some(SHOWN.adapt_answer);
@@ -243,8 +280,8 @@ impl Lab {
                 ..VfPortSpec::default()
             };
             let mut spec = VfSpec {
-                ports: vec![port; usize::from(config.ports)],
-                ..vf_spec(vf_node_guid(config.node_guid, vf))
+                ports: vec![port; usize::from(ports)],
+                ..vf_spec(vf_node_guid(node_guid, vf))
             };
             let offered = vmm_has_it.then(|| {
                 let pool = || MemoryLimit::Pool(self.memory_pool.clone());
@@ -283,7 +320,7 @@ impl Lab {
             let set = self.world_mut().context_mut(id).set_sidr(vf, &spec.at);
             set.map_err(|error| no_sidr(spec, error))?;
         }
-        Ok(id)
+        Ok(())
     }
 
     /// Notes at a VF that the service stood for the client which had it, if it did.
@@ -490,6 +527,23 @@ impl Lab {
             .pf_hosts()
             .map(|host| self.world().context(host.id));
         contexts.all(pf_context::PfContext::is_quiet)
+    }
+}
+
+/// Checks that an adapter has as many VFs as are wanted.
+fn check_number(options: &Options, host: &str, most: u16) -> Result<(), LabError> {
+    let most = most.min(VfId::MAX);
+    match options.vfs <= most {
+        true => Ok(()),
+        false => Err(too_many(options, host, most)),
+    }
+}
+
+fn too_many(options: &Options, host: &str, most: u16) -> LabError {
+    LabError::TooManyVfs {
+        host: host.to_owned(),
+        most,
+        wanted: options.vfs,
     }
 }
 

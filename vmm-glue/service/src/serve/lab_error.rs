@@ -9,6 +9,7 @@ use thiserror::Error;
 use vf_tunnel::VfId;
 use vhca::world::VfError;
 
+use super::attach_spec::LinuxSpec;
 use super::subnet::SubnetError;
 use super::topology::PlanError;
 use super::verbs::network::VerbsNetwork;
@@ -61,6 +62,9 @@ pub enum LabError {
     /// A PF context cannot be started.
     #[error("cannot start the PF context of {0}")]
     Pf(String, #[source] PfError),
+    /// The port of a Linux HCA cannot be opened.
+    #[error("cannot attach to {0}: {1}")]
+    Linux(LinuxSpec, hca_linux::OpenError),
     /// VFs of two adapters would have the same node GUID.
     #[error(
         "a VF of {0} would have the node GUID of one of {1}: give one of the adapters another node GUID"

@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer};
 use vhca_control::Right;
 
 use super::access::{AccessSpec, SocketName};
-use super::attach::spec::AttachSpec;
+use super::attach_spec::AttachSpec;
 use super::ibsim::sockets::IbsimAddress;
 use super::policy::PolicyOptions;
 use super::subnet::SubnetOptions;

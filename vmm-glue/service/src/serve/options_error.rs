@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use super::access::SocketName;
+use super::attach_spec::AttachSpec;
 use super::ibsim::sockets::IbsimAddress;
 use super::options_file::GivenOptions;
 use super::options_file::VFS;
@@ -59,6 +60,11 @@ pub enum OptionsError {
         "ibsim_udp is {0}: choose a port from 1 to 65534, since each client takes one above it"
     )]
     Port(u16),
+    /// A port of a Linux HCA, and something beside it.
+    #[error(
+        "attach names a port of a Linux HCA and something else: one service has one such port, so start another service for each"
+    )]
+    OnePort,
     /// The service would be a client of its own.
     #[error(
         "attach and ibsim both name {0}: choose another name, since a service cannot attach to itself"
@@ -145,17 +151,25 @@ impl GivenOptions {
             (!self.bare.is_empty(), "bare"),
         ];
         if let Some((_, other)) = others.into_iter().find(|(is_given, _)| *is_given) {
-            let why = "an attached service has the simulator's fabric and subnet manager";
+            let why = "an attached service has the fabric and subnet manager of others";
             return Err(OptionsError::Exclusive("attach", other, why));
         }
-        let nodes: Vec<_> = (self.attach.iter())
+        let ports = self.attach.iter().filter_map(AttachSpec::linux).count();
+        if ports > 0 && (ports, self.attach.len()) != (1, 1) {
+            return Err(OptionsError::OnePort);
+        }
+        if ports > 0 && self.local_guids == Some(true) {
+            return Err(OptionsError::NeedsAttach);
+        }
+        let simulators = || self.attach.iter().filter_map(AttachSpec::ibsim);
+        let nodes: Vec<_> = simulators()
             .flat_map(|spec| spec.nodes.iter().map(|node| (&spec.simulator, node)))
             .collect();
         if let Some((simulator, node)) = repeated(&nodes) {
             return Err(OptionsError::Twice("attach", format!("{simulator}/{node}")));
         }
         let own: Vec<_> = self.ibsim_addresses().collect();
-        let mut simulators = self.attach.iter().map(|spec| &spec.simulator);
+        let mut simulators = simulators().map(|spec| &spec.simulator);
         match simulators.find(|simulator| own.contains(simulator)) {
             Some(simulator) => Err(OptionsError::Itself(simulator.clone())),
             None => Ok(()),

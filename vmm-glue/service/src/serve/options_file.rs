@@ -10,7 +10,7 @@ use thiserror::Error;
 use vhca_control::Right;
 
 use super::access::{AccessSpec, SocketName};
-use super::attach::spec::AttachSpec;
+use super::attach_spec::AttachSpec;
 use super::ibsim::sockets::IbsimAddress;
 use super::options::{GuidPolicy, Options, Quotas, SidrSpec, SmChoice};
 use super::options_error::OptionsError;
@@ -337,17 +337,21 @@ mod tests {
         for (text, error) in [
             (
                 "attach = [\"ibsim:s/a\"]\ntopology = \"single\"\n",
-                "attach and topology exclude each other, because an attached service has the simulator's fabric and \
-                 subnet manager: leave out one of them",
+                "attach and topology exclude each other, because an attached service has the fabric and \
+                 subnet manager of others: leave out one of them",
             ),
             (
                 "attach = [\"ibsim:s/a\"]\nsm = \"none\"\n",
-                "attach and sm exclude each other, because an attached service has the simulator's fabric and subnet \
-                 manager: leave out one of them",
+                "attach and sm exclude each other, because an attached service has the fabric and subnet \
+                 manager of others: leave out one of them",
             ),
             (
                 "attach = [\"ibsim:s/a,b\", \"ibsim:t/a\", \"ibsim:s/b\"]\n",
                 "attach names s/b twice: name it once",
+            ),
+            (
+                "attach = [\"linux:mlx5_0/1\", \"ibsim:s/a\"]\n",
+                "attach names a port of a Linux HCA and something else: one service has one such port, so start another service for each",
             ),
             (
                 "attach = [\"ibsim:udp:7/a\"]\nibsim_udp = [7]\n",
@@ -387,8 +391,8 @@ mod tests {
             ),
             (
                 "attach = [\"ibsim:s/a\"]\nbare = [\"a\"]\n",
-                "attach and bare exclude each other, because an attached service has the simulator's fabric and subnet \
-                 manager: leave out one of them",
+                "attach and bare exclude each other, because an attached service has the fabric and subnet \
+                 manager of others: leave out one of them",
             ),
             (
                 "bare = [\"a\", \"a\"]\n",

@@ -13,6 +13,7 @@ use thiserror::Error;
 use super::access::{AccessError, SocketName, Users};
 use super::announcement::Announcement;
 use super::attach::IbsimNode;
+use super::attach::linux::LinuxWay;
 use super::claim::ClaimError;
 use super::control::ControlSocket;
 use super::ibsim::{IbsimError, IbsimWay};
@@ -58,6 +59,12 @@ pub enum ServeError {
     /// The host.
     #[error("{0}")]
     System(&'static str, #[source] io::Error),
+    /// The adapter that the service is attached to.
+    #[error(
+        "the adapter {0} is gone, as after a fatal error or the removal of its driver: dmesg says why; start the service anew once it is \
+         back"
+    )]
+    Gone(String),
     /// Machines keep each other busy without time passing.
     #[error("the fabric is stuck: please report this")]
     Stuck,
@@ -80,6 +87,7 @@ impl ServeError {
                     | Lab::TooManyVfs { .. }
                     | Lab::Sidr(..)
                     | Lab::Subnet(_)
+                    | Lab::Linux(..)
             ),
             Self::Access(error) => matches!(
                 error,
@@ -160,6 +168,9 @@ pub fn run(
     for node in IbsimNode::all(now, options) {
         service.add_way_in(node);
     }
+    for port in LinuxWay::all(service.lab_mut()) {
+        service.add_way_in(port);
+    }
     service.add_way_in(SaWatch::new(now));
     if let Some(feed) = WatchdogFeed::from_environment() {
         service.add_way_in(feed);
@@ -200,6 +211,7 @@ fn drive(runner: &mut Runner<Service>, announce: &mut Announce<'_>) -> Result<bo
             service.stopped().is_some()
                 || service.has_announcement()
                 || service.lab().world().is_live_locked()
+                || service.lab().world().gone_hca().is_some()
         })?;
         let service = runner.driven()?;
         while let Some(announcement) = service.poll_announcement() {
@@ -207,6 +219,9 @@ fn drive(runner: &mut Runner<Service>, announce: &mut Announce<'_>) -> Result<bo
         }
         if service.lab().world().is_live_locked() {
             return Err(ServeError::Stuck);
+        }
+        if let Some(node) = service.lab().world().gone_hca() {
+            return Err(ServeError::Gone(service.lab().inventory.node_name(node)));
         }
         if let Some(released) = service.stopped() {
             return Ok(released);

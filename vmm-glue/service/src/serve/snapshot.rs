@@ -10,7 +10,7 @@ use emulated_hca::{
 use hca_api::FunctionId;
 use ib_vtime::Instant;
 use ib_wire::smp::CapabilityMask;
-use ib_wire::{MKey, PKey, PKeyIndex, PortNum};
+use ib_wire::{GidIndex, MKey, PKey, PKeyIndex, PortNum};
 use mad_mux::tid::TransactionState;
 use pf_context::PfContext;
 use pf_context::inspect::Inspect;
@@ -23,6 +23,7 @@ use vhca_diagnosis::{
 use super::inventory::LabHost;
 use super::lab::Lab;
 use crate::show::{ProgramRow, rates};
+use vhca::world::OutsideHca;
 
 /// A subnet, and the fabric and its nodes behind the indices of the subnet.
 pub(super) struct Survey<'l> {
@@ -120,9 +121,17 @@ impl Lab {
         let ids: Vec<NodeId> = ids
             .filter(|id| near.is_none_or(|near| near.contains(id)))
             .collect();
-        let nodes = ids.iter().filter_map(|id| node(fabric, *id));
+        let outside = |id: NodeId| {
+            Some(outside(
+                node_name(fabric.node(id)?),
+                self.world().outside_hca(id)?,
+            ))
+        };
+        let is_outside = ids.iter().any(|id| self.world().outside_hca(*id).is_some());
+        let nodes = (ids.iter()).filter_map(|id| outside(*id).or_else(|| node(fabric, *id)));
         let mut subnet = Subnet {
             extent: match near {
+                _ if is_outside => Extent::Adapters,
                 Some(_) => Extent::Near,
                 None => Extent::Whole,
             },
@@ -386,6 +395,30 @@ fn node(fabric: &Fabric, id: NodeId) -> Option<Node> {
         },
         ports: node.ports().iter().map(|of| port(node, of)).collect(),
     })
+}
+
+/// Returns the node of an adapter outside of the fabric.
+fn outside(name: &str, hca: &dyn OutsideHca) -> Node {
+    let ports = (1..=hca.attributes().num_ports).map(PortNum);
+    let ports = ports.filter_map(|number| {
+        let port = hca.query_port(number).ok()?;
+        let gid = hca.query_gid(number, GidIndex(0)).unwrap_or_default();
+        Some(Port {
+            number,
+            guid: gid.interface_id(),
+            state: port.state,
+            physical_state: port.physical_state,
+            lid: port.lid,
+            lmc: port.lmc,
+            sm_lid: port.sm_lid,
+            ..Port::default()
+        })
+    });
+    Node {
+        name: name.to_owned(),
+        kind: NodeKind::Adapter,
+        ports: ports.collect(),
+    }
 }
 
 fn port(node: &FabricNode, port: &PhysicalPort) -> Port {

@@ -2,7 +2,8 @@
 
 use emulated_hca::{Endpoint, Fabric, NodeId, NodeKind};
 use hca_api::PhysicalState;
-use ib_wire::{Guid, Lid, Lmc, PortNum};
+use ib_wire::{GidIndex, Guid, Lid, Lmc, PortNum};
+use vhca::world::OutsideHca;
 use vhca_control::table::{Cell, Column, column};
 
 use super::Scene;
@@ -61,6 +62,9 @@ pub(super) fn node(scene: &Scene<'_>, id: NodeId) -> Vec<NodeRow> {
     let Some(node) = fabric.node(id) else {
         return Vec::new();
     };
+    if let Some(hca) = scene.vmms.outside(id) {
+        return vec![outside(name(fabric, id), hca)];
+    }
     let ports = node.ports().iter();
     let links: Vec<Link> = ports
         .filter_map(|port| Link::at(fabric, id.port(port.number.0)))
@@ -89,6 +93,25 @@ pub(super) fn node(scene: &Scene<'_>, id: NodeId) -> Vec<NodeRow> {
     }]
 }
 
+/// Returns the row of an adapter outside of the fabric.
+fn outside(name: String, hca: &dyn OutsideHca) -> NodeRow {
+    let adapter = hca.attributes();
+    let ports = (1..=adapter.num_ports).filter_map(|port| hca.query_port(PortNum(port)).ok());
+    let ports: Vec<_> = ports.collect();
+    let links: Vec<_> = ports.iter().map(Link::outside).collect();
+    let count = |is_so: fn(&Link) -> bool| links.iter().filter(|link| is_so(link)).count();
+    NodeRow {
+        name,
+        kind: "linux",
+        guid: adapter.node_guid,
+        lid: ports.first().map_or(Lid::NONE, |port| port.lid),
+        ports: adapter.num_ports,
+        links_up: count(|link| link.physical_state == PhysicalState::LinkUp),
+        active: count(Link::is_active),
+        problems: count(|link| link.problem.is_some()),
+    }
+}
+
 /// Returns the links of a node that no node before it has.
 pub(super) fn links(scene: &Scene<'_>, filter: &Filter, id: NodeId) -> Vec<LinkRow> {
     let fabric = scene.fabric;
@@ -111,6 +134,9 @@ pub(super) fn links(scene: &Scene<'_>, filter: &Filter, id: NodeId) -> Vec<LinkR
 /// Returns the ports of a node.
 pub(super) fn ports(scene: &Scene<'_>, id: NodeId) -> Vec<PortRow> {
     let fabric = scene.fabric;
+    if let Some(hca) = scene.vmms.outside(id) {
+        return outside_ports(&name(fabric, id), hca);
+    }
     let rows = ends(fabric, id).filter_map(|at| {
         let port = fabric.port(at)?;
         let end = has_lid(fabric.node(id)?.kind(), port.number);
@@ -125,6 +151,27 @@ pub(super) fn ports(scene: &Scene<'_>, id: NodeId) -> Vec<PortRow> {
             mtu: port.neighbor_mtu.bytes(),
             link: Link::of_port(fabric, at)?,
             faults: planned(scene, at),
+        })
+    });
+    rows.collect()
+}
+
+/// Returns the ports of an adapter outside of the fabric.
+fn outside_ports(name: &str, hca: &dyn OutsideHca) -> Vec<PortRow> {
+    let ports = (1..=hca.attributes().num_ports).map(PortNum);
+    let rows = ports.filter_map(|port| {
+        let of_port = hca.query_port(port).ok()?;
+        let gid = hca.query_gid(port, GidIndex(0)).unwrap_or_default();
+        Some(PortRow {
+            name: name.to_owned(),
+            port,
+            guid: gid.interface_id(),
+            lid: of_port.lid,
+            lmc: of_port.lmc,
+            sm_lid: of_port.sm_lid,
+            mtu: of_port.active_mtu.bytes(),
+            link: Link::outside(&of_port),
+            faults: None,
         })
     });
     rows.collect()

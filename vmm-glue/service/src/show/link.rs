@@ -1,7 +1,7 @@
 //! The link layer of a port in the words of infiniband-diags, and what is wrong with it.
 
 use emulated_hca::{Endpoint, Fabric, NodeKind, PhysicalPort};
-use hca_api::{PhysicalState, PortState};
+use hca_api::{PhysicalState, PortAttributes, PortState};
 use ib_wire::PortNum;
 use vhca_control::table::Cell;
 use vhca_diagnosis::{Rates, Shortfall};
@@ -70,6 +70,22 @@ impl Link {
             rate,
             problem: problem(fabric, at, port),
         })
+    }
+
+    /// Returns the states of a port outside of the fabric.
+    pub(super) fn outside(port: &PortAttributes) -> Self {
+        let problem = match (port.physical_state, port.state) {
+            (PhysicalState::Disabled, _) => Some(Problem::Disabled),
+            (PhysicalState::LinkUp, PortState::Active) => None,
+            (PhysicalState::LinkUp, _) => Some(Problem::NotActive),
+            _ => Some(Problem::LinkDown),
+        };
+        Self {
+            state: Some(port.state),
+            physical_state: port.physical_state,
+            rate: None,
+            problem,
+        }
     }
 
     /// Returns true if packets pass.

@@ -22,6 +22,7 @@ use emulated_hca::{Fabric, LinkId, NodeId};
 use ib_vtime::{Duration, Instant};
 use ib_wire::PortNum;
 use pf_context::inspect::Inspect;
+use vhca::world::OutsideHca;
 use vhca_control::Subject;
 
 pub(crate) use link::rates;
@@ -78,6 +79,11 @@ pub trait Vmms: std::fmt::Debug {
     /// Returns `true` if nothing of the service's runs on a node.
     fn is_bare(&self, _node: NodeId) -> bool {
         false
+    }
+
+    /// Returns the adapter outside of the fabric for which a node stands.
+    fn outside(&self, _node: NodeId) -> Option<&dyn OutsideHca> {
+        None
     }
 
     /// Returns the faults of a host's VFs.

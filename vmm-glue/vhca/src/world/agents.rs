@@ -11,7 +11,7 @@ use ib_wire::PortNum;
 use ib_wire::smp::CapabilityMask;
 
 use super::switch::SwitchSoftware;
-use super::{Host, HostId, HostPortId, World, function_of};
+use super::{Host, HostId, HostPortId, World};
 
 /// The MAD agents of a port.
 #[derive(Debug)]
@@ -85,7 +85,7 @@ impl World {
         if manages(host, port) {
             return Ok(());
         }
-        let mut hca = function_of(&mut self.fabric, host.node(), port.function)?;
+        let mut hca = self.adapters.function(host.node(), port.function)?;
         host.open_smi(&mut hca, port.port, config)
     }
 
@@ -99,13 +99,16 @@ impl World {
         let (set_capabilities, clear_capabilities) = if is_sm { (bit, 0) } else { (0, bit) };
         let Some(port) = self.host_port(at) else {
             return if self.is_port0(at) {
-                self.fabric
-                    .change_port0_capabilities(at.node, set_capabilities, clear_capabilities)
+                self.adapters.fabric.change_port0_capabilities(
+                    at.node,
+                    set_capabilities,
+                    clear_capabilities,
+                )
             } else {
                 Err(HcaError::InvalidPort)
             };
         };
-        let mut hca = function_of(&mut self.fabric, at.node, port.function)?;
+        let mut hca = self.adapters.function(at.node, port.function)?;
         hca.modify_port(
             port.port,
             &PortModify {
@@ -145,7 +148,7 @@ impl World {
     }
 
     fn is_port0(&self, at: Endpoint) -> bool {
-        let node = self.fabric.node(at.node);
+        let node = self.adapters.fabric.node(at.node);
         at.port == PortNum::SWITCH_MANAGEMENT
             && node.is_some_and(|node| node.kind() == NodeKind::Switch)
     }
@@ -154,7 +157,7 @@ impl World {
     fn start_switch(&mut self, node: NodeId) -> Result<(), HcaError> {
         if !self.switches.contains_key(&node) {
             let secret = self.derived_secret();
-            let software = SwitchSoftware::open(&mut self.fabric, node, secret)?;
+            let software = SwitchSoftware::open(&mut self.adapters.fabric, node, secret)?;
             self.switches.insert(node, software);
         }
         Ok(())

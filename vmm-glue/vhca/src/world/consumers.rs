@@ -7,7 +7,7 @@ use pf_context::PlaceError;
 use vf_tunnel::VfId;
 
 use super::bare::BareNode;
-use super::{Host, HostFunction, HostId, World, function_of};
+use super::{Host, HostFunction, HostId, World};
 use crate::Slice;
 
 impl World {
@@ -88,7 +88,7 @@ impl World {
         self.hosts.get(at.host.0)?;
         self.wake(at);
         let host = &mut self.hosts[at.host.0];
-        let mut hca = function_of(&mut self.fabric, host.node(), at.function).ok()?;
+        let mut hca = self.adapters.function(host.node(), at.function).ok()?;
         let consumer = host.consumer_as_mut(at.function)?;
         Some(call(consumer, &mut hca, self.now))
     }

@@ -1,6 +1,6 @@
 //! A host: an adapter, and what runs on its functions.
 
-use emulated_hca::{Adapters, Fabric, NodeId};
+use emulated_hca::NodeId;
 use hca_api::{Consumer, FunctionId, Hca, HcaError};
 use ib_endpoint::{
     EndPort, EndPortConfig, EndPortError, EndPortEvent, MadAgent, MadAgentConfig, SmaError,
@@ -12,8 +12,8 @@ use subnet_lite::sm::SmEvent;
 use subnet_lite::{OpenError, SubnetConfig, SubnetManager};
 use vf_tunnel::VfId;
 
+use super::adapters::Adapters;
 use super::bare::BareNode;
-use super::function_of;
 use super::manager::{ManagerPlace, Sweeps};
 use super::shared::SharedHost;
 use super::socket::Sockets;
@@ -270,21 +270,21 @@ impl Host {
 
     pub(super) fn start_manager(
         &mut self,
-        fabric: &mut Fabric,
+        adapters: &mut Adapters,
         port: PortNum,
         config: SubnetConfig,
         secret: Secret,
     ) -> Result<(), OpenError> {
-        self.stop_manager(fabric)?;
-        let mut hca = function_of(fabric, self.node, FunctionId::PF)?;
+        self.stop_manager(adapters)?;
+        let mut hca = adapters.function(self.node, FunctionId::PF)?;
         let (gsi, manager) = self
             .gsi_and_manager(port)
             .ok_or(OpenError::Hca(HcaError::InvalidPort))?;
         manager.start(&mut hca, gsi, port, config, secret)
     }
 
-    pub(super) fn stop_manager(&mut self, fabric: &mut Fabric) -> Result<(), HcaError> {
-        let mut hca = function_of(fabric, self.node, FunctionId::PF)?;
+    pub(super) fn stop_manager(&mut self, adapters: &mut Adapters) -> Result<(), HcaError> {
+        let mut hca = adapters.function(self.node, FunctionId::PF)?;
         let port = self.manager_place().and_then(ManagerPlace::port);
         match port.and_then(|port| self.gsi_and_manager(port)) {
             Some((gsi, manager)) => manager.stop(&mut hca, gsi),
@@ -317,15 +317,15 @@ impl Host {
     pub(super) fn poll(
         &mut self,
         now: Instant,
-        fabric: &mut Fabric,
+        adapters: &mut Adapters,
         function: FunctionId,
         is_over: &mut dyn FnMut() -> bool,
     ) -> VfTurn {
         if let (Tenancy::Shared(pf), Some(vf)) = (&mut self.tenancy, VfId::new(function.0)) {
-            let mut adapter = fabric.adapter(self.node);
+            let mut adapter = adapters.of(self.node);
             return pf.host.poll_vf(now, &mut adapter, vf, is_over);
         }
-        let Ok(mut hca) = function_of(fabric, self.node, function) else {
+        let Ok(mut hca) = adapters.function(self.node, function) else {
             return VfTurn::default();
         };
         let has_more = match &mut self.tenancy {
@@ -350,11 +350,11 @@ impl Host {
 /// Starts the software of a host that has its adapter to itself: an [`EndPort`] on each port.
 pub(super) fn start_software(
     now: Instant,
-    fabric: &mut Fabric,
+    adapters: &mut Adapters,
     node: NodeId,
     secret: Secret,
 ) -> Result<Software, EndPortError> {
-    let mut hca = function_of(fabric, node, FunctionId::PF)?;
+    let mut hca = adapters.function(node, FunctionId::PF)?;
     let mut secrets = secret.numbers();
     let ports = (1..=hca.attributes().num_ports).map(|port| {
         let secret = secrets.secret();

@@ -16,6 +16,7 @@
 //!
 //! The same world can be driven by the wall clock: it is [`Driven`](crate::Driven).
 
+mod adapters;
 mod agents;
 mod alarms;
 mod bare;
@@ -37,13 +38,13 @@ mod vfs;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use emulated_hca::hca::Function;
-use emulated_hca::{Adapters, Fabric, NodeId};
+use emulated_hca::{Fabric, NodeId};
 use hca_api::{AddressSpace, FunctionId, Hca, HcaError, UdDestination};
 use ib_endpoint::{DatagramQpSpec, EndPortError, EndPortEvent};
 use ib_vtime::{Duration, Instant, Secret, SecretNumbers};
 use subnet_lite::{OpenError, SubnetConfig, SubnetManager};
 
+pub use adapters::OutsideHca;
 pub use agents::PortAgents;
 pub use host::Host;
 pub use ids::{HostFunction, HostId, HostPortId, SocketId};
@@ -52,6 +53,7 @@ pub use software::Software;
 pub use user::PortSoftware;
 pub use vfs::{VfError, vf_node_guid, vf_spec};
 
+use adapters::Adapters;
 use alarms::Alarms;
 use bare::BareNode;
 use host::start_software;
@@ -74,7 +76,7 @@ pub enum Outcome {
 /// A fabric with the software on its hosts. See the [module](self).
 #[derive(Debug)]
 pub struct World {
-    fabric: Fabric,
+    adapters: Adapters,
     hosts: Vec<Host>,
     host_at: BTreeMap<NodeId, HostId>,
     /// When the software on each function wants to be polled.
@@ -116,7 +118,7 @@ impl World {
     #[must_use]
     pub fn new(fabric: Fabric, secret: impl Into<Secret>) -> Self {
         Self {
-            fabric,
+            adapters: Adapters::new(fabric),
             hosts: Vec::new(),
             host_at: BTreeMap::new(),
             alarms: Alarms::new(),
@@ -147,7 +149,7 @@ impl World {
     /// [`EndPortError`]; [`HcaError::InvalidParameter`] if the node is a switch.
     pub fn add_host(&mut self, node: NodeId) -> Result<HostId, EndPortError> {
         let secret = self.derived_secret();
-        let software = start_software(self.now, &mut self.fabric, node, secret)?;
+        let software = start_software(self.now, &mut self.adapters, node, secret)?;
         Ok(self.add_host_of(node, Box::new(software)))
     }
 
@@ -163,12 +165,12 @@ impl World {
         node: NodeId,
         memory: Box<dyn AddressSpace>,
     ) -> Result<HostId, HcaError> {
-        let device = self.fabric.unserved_device_mut(node);
+        let device = self.adapters.fabric.unserved_device_mut(node);
         device
             .ok_or(HcaError::InvalidParameter)?
             .set_memory(memory)?;
         let secret = self.derived_secret();
-        let mut hca = function_of(&mut self.fabric, node, FunctionId::PF)?;
+        let mut hca = self.adapters.function(node, FunctionId::PF)?;
         let bare = BareNode::open(&mut hca, secret)?;
         Ok(self.add_host_of(node, Box::new(bare)))
     }
@@ -193,7 +195,7 @@ impl World {
         }
         let secret = self.derived_secret();
         self.wake(at.on());
-        self.hosts[at.host.0].start_manager(&mut self.fabric, at.port, config, secret)
+        self.hosts[at.host.0].start_manager(&mut self.adapters, at.port, config, secret)
     }
 
     /// Stops a host's subnet manager as if its process were killed: it tells nobody.
@@ -202,7 +204,7 @@ impl World {
     /// [`HcaError::InvalidParameter`] if the node is gone.
     pub fn stop_manager(&mut self, host: HostId) -> Result<(), HcaError> {
         self.wake(host.pf());
-        self.hosts[host.0].stop_manager(&mut self.fabric)
+        self.hosts[host.0].stop_manager(&mut self.adapters)
     }
 
     /// Starts a heavy sweep of a host's subnet manager with the next poll. Returns `false` if none runs there.
@@ -246,12 +248,12 @@ impl World {
     /// The fabric.
     #[must_use]
     pub const fn fabric(&self) -> &Fabric {
-        &self.fabric
+        &self.adapters.fabric
     }
 
     /// The fabric, to plug cables and plan faults.
     pub const fn fabric_mut(&mut self) -> &mut Fabric {
-        &mut self.fabric
+        &mut self.adapters.fabric
     }
 
     /// A host.
@@ -313,7 +315,7 @@ impl World {
         let on = on.into();
         self.wake(on);
         let host = &mut self.hosts[on.host.0];
-        let mut hca = function_of(&mut self.fabric, host.node(), on.function)?;
+        let mut hca = self.adapters.function(host.node(), on.function)?;
         let sockets = host.sockets_mut(on.function);
         let serial = sockets
             .ok_or(HcaError::InvalidHandle)?
@@ -327,7 +329,7 @@ impl World {
     /// [`HcaError::InvalidParameter`] if the node is gone.
     pub fn close_socket(&mut self, id: SocketId) -> Result<(), HcaError> {
         let host = &mut self.hosts[id.on.host.0];
-        let mut hca = function_of(&mut self.fabric, host.node(), id.on.function)?;
+        let mut hca = self.adapters.function(host.node(), id.on.function)?;
         if let Some(sockets) = host.sockets_mut(id.on.function) {
             sockets.close(&mut hca, id.serial);
         }
@@ -371,7 +373,7 @@ impl World {
         message: &[u8],
     ) -> Result<(), HcaError> {
         let host = &mut self.hosts[id.on.host.0];
-        let mut hca = function_of(&mut self.fabric, host.node(), id.on.function)?;
+        let mut hca = self.adapters.function(host.node(), id.on.function)?;
         let sockets = host.sockets_mut(id.on.function);
         let socket = sockets.and_then(|sockets| sockets.get_mut(id.serial));
         socket
@@ -392,20 +394,12 @@ impl World {
     ) -> Result<T, HcaError> {
         let on = on.into();
         let node = self.hosts[on.host.0].node();
-        call(&mut function_of(&mut self.fabric, node, on.function)?)
+        call(&mut self.adapters.function(node, on.function)?)
     }
 }
 
 const NO_PORT: &str = "there is no such port, or no software on it";
 const NO_SOCKET: &str = "the socket is closed";
-
-fn function_of(
-    fabric: &mut Fabric,
-    node: NodeId,
-    function: FunctionId,
-) -> Result<Function<'_>, HcaError> {
-    fabric.hca(node, function).ok_or(HcaError::InvalidParameter)
-}
 
 #[cfg(test)]
 mod tests;

@@ -6,7 +6,7 @@ use pf_context::PlaceError;
 use vf_proxy::native::{VfPort, VirtualHca, VirtualHcaConfig, VirtualHcaEvent};
 use vf_tunnel::VfId;
 
-use super::{HostFunction, HostId, HostPortId, VfError, World, function_of};
+use super::{HostFunction, HostId, HostPortId, VfError, World};
 
 impl World {
     /// Opens a VF on which nothing runs for a program of this process, which uses it by [`World::with_vf_port`], or by
@@ -25,7 +25,7 @@ impl World {
         if owner.consumer(at.function).is_some() {
             return Err(VfError::InUse(vf));
         }
-        let mut hca = function_of(&mut self.fabric, owner.node(), at.function)?;
+        let mut hca = self.adapters.function(owner.node(), at.function)?;
         let opened = VirtualHca::open(self.now, &mut hca, config)?;
         Ok(self.add_consumer(host, vf, Box::new(opened))?)
     }

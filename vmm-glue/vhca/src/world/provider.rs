@@ -51,13 +51,13 @@ impl Provider for World {
         self.set_pace(&slice);
         self.poll_function(at, &slice);
         // The function was lent, so the fabric has its adapter to serve. That is done at once unless there is more.
-        if !self.fabric.is_behind(now) {
-            self.fabric.poll(now);
+        if !self.adapters.fabric.is_behind(now) {
+            self.adapters.fabric.poll(now);
             self.record_taps();
         }
         // What the turn has brought others is looked at with the next poll.
         self.is_unfinished |= self.line_up_stirred(vec![at.host]) | !self.turns.is_empty();
-        while let Some(node) = self.fabric.poll_port0_ready() {
+        while let Some(node) = self.adapters.fabric.poll_port0_ready() {
             self.wake_switch(node);
             self.is_unfinished = true;
         }
@@ -81,7 +81,7 @@ impl Provider for World {
             return;
         }
         let node = self.hosts[at.host.0].node();
-        if let Some(adapter) = self.fabric.device_mut(node) {
+        if let Some(adapter) = self.adapters.fabric.device_mut(node) {
             adapter.hold(at.function, held);
         }
         if held {

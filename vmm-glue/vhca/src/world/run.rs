@@ -1,6 +1,6 @@
 //! How a world runs: who is polled when, and how the clock moves.
 
-use emulated_hca::{Adapters, Pace};
+use emulated_hca::Pace;
 use ib_vtime::{Duration, Instant};
 use vf_proxy::PciDevice;
 
@@ -81,7 +81,7 @@ impl World {
             }
             if !self.round(now, slice) {
                 // The fabric serves the nodes that the hosts looked at, and is quiet.
-                while self.fabric.poll(self.now) {}
+                while self.adapters.fabric.poll(self.now) {}
                 self.record_taps();
                 return;
             }
@@ -97,7 +97,7 @@ impl World {
     pub(super) fn set_pace(&mut self, slice: &Slice) {
         let clock = slice.clock().filter(|_| self.shares_time);
         let pace = clock.map(|clock| Pace::timed(PACKETS, clock));
-        self.fabric.set_pace(pace.unwrap_or(Pace::VIRTUAL));
+        self.adapters.fabric.set_pace(pace.unwrap_or(Pace::VIRTUAL));
     }
 
     /// Sets the time to that of the slice which began at `begun`. It never goes back: the caller's clock may be behind.
@@ -113,7 +113,8 @@ impl World {
     /// or because its function has events. Where slices end, neither goes on for longer than [`SHARE`], which
     /// each has even if the other took all of the slice. Returns `true` if there was anything to do.
     fn round(&mut self, begun: Instant, slice: &Slice) -> bool {
-        let mut busy = self.serve_fabric(begun, slice);
+        let mut busy = self.serve_outside();
+        busy |= self.serve_fabric(begun, slice);
         self.record_taps();
         let mut share = slice.anew(SHARE);
         if !self.turns.is_empty() {
@@ -130,6 +131,15 @@ impl World {
         self.poll_stirred(polled, &mut share) || busy
     }
 
+    /// Polls the adapters outside. Returns `true` if anything was due.
+    fn serve_outside(&mut self) -> bool {
+        let served = self.adapters.poll_outside(self.now);
+        let hosts = served.iter().filter_map(|node| self.host_at.get(node));
+        let hosts: Vec<_> = hosts.copied().collect();
+        self.note_stirred(hosts);
+        !served.is_empty()
+    }
+
     /// Makes functions share adapters by time where slices end by the clock, in place of bytes, from now on. Small messages beside
     /// thousands of busy connections are prompt then; large messages of slow guests may take longer than their timeouts.
     pub const fn share_time(&mut self) {
@@ -141,7 +151,7 @@ impl World {
     fn serve_fabric(&mut self, begun: Instant, slice: &Slice) -> bool {
         let mut share = slice.anew(SHARE);
         self.served_had = Duration::ZERO;
-        while self.fabric.poll(self.now) {
+        while self.adapters.fabric.poll(self.now) {
             if share.is_over() {
                 return true;
             }
@@ -213,7 +223,7 @@ impl World {
             };
             let node = self.hosts[host.0].node();
             for _ in 0..READY_BATCH {
-                let Some(function) = self.fabric.poll_ready(node) else {
+                let Some(function) = self.adapters.poll_ready(node) else {
                     break;
                 };
                 self.poll_function(HostFunction { host, function }, share);
@@ -235,7 +245,7 @@ impl World {
         let mut any = false;
         while let Some(host) = self.stirred.pop_front() {
             let node = self.hosts[host.0].node();
-            while let Some(function) = self.fabric.poll_ready(node) {
+            while let Some(function) = self.adapters.poll_ready(node) {
                 self.turns.add(HostFunction { host, function });
                 any = true;
             }
@@ -246,7 +256,7 @@ impl World {
     /// Notes the hosts whose functions may have events, in order: those that the fabric served, and those of
     /// functions that were just polled.
     fn note_stirred(&mut self, mut hosts: Vec<HostId>) {
-        while let Some(node) = self.fabric.poll_served() {
+        while let Some(node) = self.adapters.fabric.poll_served() {
             if let Some(host) = self.host_at.get(&node).copied() {
                 hosts.push(host);
                 self.charge_packets(host);
@@ -260,7 +270,11 @@ impl World {
 
     /// Charges functions for the time of their packets and timers, as for that of their software.
     fn charge_packets(&mut self, host: HostId) {
-        let Some(adapter) = self.fabric.unserved_device_mut(self.hosts[host.0].node()) else {
+        let Some(adapter) = self
+            .adapters
+            .fabric
+            .unserved_device_mut(self.hosts[host.0].node())
+        else {
             return;
         };
         for (function, spent) in adapter.take_spent() {
@@ -273,11 +287,13 @@ impl World {
     /// Lets the software on port 0 of those switches that have something to do do it. Whether any had.
     fn poll_switches(&mut self) -> bool {
         let mut due = core::mem::take(&mut self.woken_switches);
-        due.extend(std::iter::from_fn(|| self.fabric.poll_port0_ready()));
+        due.extend(std::iter::from_fn(|| {
+            self.adapters.fabric.poll_port0_ready()
+        }));
         due.extend(std::iter::from_fn(|| self.switch_alarms.pop_due(self.now)));
         for node in &due {
             if let Some(software) = self.switches.get_mut(node) {
-                software.poll(self.now, &mut self.fabric);
+                software.poll(self.now, &mut self.adapters.fabric);
                 self.switch_alarms.set(*node, software.poll_timeout());
             }
         }
@@ -291,9 +307,9 @@ impl World {
         }
         self.polled.insert(at.host);
         let mut turn = slice.share(TURN);
-        let (now, fabric) = (self.now, &mut self.fabric);
+        let (now, adapters) = (self.now, &mut self.adapters);
         let host = &mut self.hosts[at.host.0];
-        let polled = host.poll(now, fabric, at.function, &mut || turn.is_over());
+        let polled = host.poll(now, adapters, at.function, &mut || turn.is_over());
         self.turns.charge(at, weighted(at, turn.spent()));
         if let Some(reset) = polled.reset {
             // A VF that has a consumer is one that the PF knows, so only a fault of the adapter could refuse.
@@ -343,13 +359,15 @@ impl Driven for World {
             device.or_else(|| host.poll_timeout(at.function))
         });
         let alarm = self.alarms.next_deadline();
-        let fabric = self.fabric.poll_timeout();
+        let fabric = self.adapters.fabric.poll_timeout();
+        let outside = self.adapters.outside_timeout();
         let woken_switches = self.woken_switches.iter();
         let woken_switches = woken_switches.filter_map(|at| self.switches.get(at)?.poll_timeout());
         alarm
             .into_iter()
             .chain(self.switch_alarms.next_deadline())
             .chain(fabric)
+            .chain(outside)
             .chain(woken)
             .chain(woken_switches)
             .min()

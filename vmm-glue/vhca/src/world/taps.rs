@@ -27,7 +27,7 @@ impl World {
     /// [`World::poll_frame`].
     pub fn capture(&mut self) {
         if !core::mem::replace(&mut self.taps.is_captured, true) {
-            let tap = self.fabric.add_tap(TapPoint::Everything);
+            let tap = self.adapters.fabric.add_tap(TapPoint::Everything);
             self.taps.capture.push(tap);
             for host in 0..self.hosts.len() {
                 self.capture_tunnels(HostId(host));
@@ -38,7 +38,7 @@ impl World {
     pub(super) fn capture_tunnels(&mut self, host: HostId) {
         let host = &self.hosts[host.0];
         if self.taps.is_captured && host.context().is_some() {
-            let tap = self.fabric.add_tap(TapPoint::Tunnels(host.node()));
+            let tap = self.adapters.fabric.add_tap(TapPoint::Tunnels(host.node()));
             self.taps.capture.push(tap);
         }
     }
@@ -52,12 +52,12 @@ impl World {
 
     /// Records what passes a point from now on; see [`World::poll_tapped`].
     pub fn add_tap(&mut self, point: TapPoint) -> TapId {
-        self.fabric.add_tap(point)
+        self.adapters.fabric.add_tap(point)
     }
 
     /// Stops a recording that [`World::add_tap`] began. What it has seen can still be taken.
     pub fn remove_tap(&mut self, tap: TapId) {
-        self.fabric.remove_tap(tap);
+        self.adapters.fabric.remove_tap(tap);
     }
 
     /// The next packet that a tap of [`World::add_tap`] saw, as [`World::poll_frame`] gives it. Of
@@ -74,7 +74,7 @@ impl World {
     }
 
     pub(super) fn record_taps(&mut self) {
-        while let Some(tapped) = self.fabric.poll_tap() {
+        while let Some(tapped) = self.adapters.fabric.poll_tap() {
             let record = tapped.record(self.interface(&tapped));
             let taps = &mut self.taps;
             if taps.capture.contains(&tapped.tap) {
@@ -89,7 +89,7 @@ impl World {
 
     fn interface(&self, tapped: &Tapped) -> Interface {
         let is_switch = |node| {
-            let node = self.fabric.node(node);
+            let node = self.adapters.fabric.node(node);
             node.is_some_and(|node| node.kind() == NodeKind::Switch)
         };
         Interface::from_low_bits(

@@ -1,7 +1,8 @@
 //! Hosts that give their guests VFs.
 
-use emulated_hca::NodeId;
-use hca_api::{AddressSpace, FunctionId, HcaError, HostMemory, ResourceCounts};
+use emulated_hca::{NodeId, PortConfig};
+use hca_api::{AddressSpace, FunctionId, FunctionManager, HcaError, HostMemory, ResourceCounts};
+use hca_functions::Functions;
 use ib_endpoint::EndPortError;
 use ib_vtime::{Instant, Secret, SplitMix64};
 use ib_wire::{Guid, PortNum};
@@ -10,9 +11,10 @@ use pf_context::{EgressLimit, PfContext, PlaceError, VfPKeyEntry};
 use thiserror::Error;
 use vf_tunnel::VfId;
 
+use super::adapters::{Outside, OutsideHca};
 use super::shared::{SharedHost, start_guest};
 use super::software::Software;
-use super::{Host, HostFunction, HostId, World, function_of};
+use super::{Host, HostFunction, HostId, World};
 
 /// Why a VF and its guest could not be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -88,9 +90,46 @@ impl World {
     /// # Errors
     /// [`PfError`]; [`HcaError::InvalidParameter`] if the node is a switch.
     pub fn add_pf_host(&mut self, node: NodeId, config: &PfConfig) -> Result<HostId, PfError> {
-        let mut hca = function_of(&mut self.fabric, node, FunctionId::PF)?;
+        let mut hca = self.adapters.function(node, FunctionId::PF)?;
         let context = PfContext::open(self.now, &mut hca, config)?;
         Ok(self.admit(Host::shared(node, context)))
+    }
+
+    /// Starts a PF context on an adapter outside of the fabric, which `functions` divides among VFs: the adapter's function reaches
+    /// the memory of these ([`Functions::memory`]). In the fabric a gateway without a cable stands for the adapter, by `name`.
+    ///
+    /// # Errors
+    /// [`PfError`].
+    pub fn add_outside_pf_host(
+        &mut self,
+        name: &str,
+        hca: Box<dyn OutsideHca>,
+        functions: Functions,
+        config: &PfConfig,
+    ) -> Result<HostId, PfError> {
+        let fabric = &mut self.adapters.fabric;
+        let gateway = fabric.add_gateway(name, PortConfig::default());
+        let outside = Outside::new(hca, functions);
+        self.adapters.add_outside(gateway, outside);
+        self.add_pf_host(gateway, config)
+    }
+
+    /// Returns the adapter outside for which a node stands.
+    #[must_use]
+    pub fn outside_hca(&self, node: NodeId) -> Option<&dyn OutsideHca> {
+        Some(self.adapters.outside(node)?.hca())
+    }
+
+    /// Returns the node that stands for an adapter outside which is gone for good.
+    #[must_use]
+    pub fn gone_hca(&self) -> Option<NodeId> {
+        self.adapters.gone()
+    }
+
+    /// Returns the adapter outside that a host has, to be used. `None` if it is of another type.
+    pub fn outside_hca_mut<H: OutsideHca>(&mut self, host: HostId) -> Option<&mut H> {
+        let node = self.hosts.get(host.0)?.node();
+        self.adapters.outside_mut(node)?.hca_mut()
     }
 
     /// Adds a VF and starts its guest's software on it.
@@ -159,7 +198,9 @@ impl World {
     ) -> Result<(), VfError> {
         let now = self.now;
         let at = host.vf(vf);
-        let mut hca = function_of(&mut self.fabric, self.hosts[host.0].node(), at.function)?;
+        let mut hca = self
+            .adapters
+            .function(self.hosts[host.0].node(), at.function)?;
         let pf = &mut pf_of(&mut self.hosts[host.0]).host;
         if let Some(before) = pf.consumer_mut(vf) {
             let guest = before.downcast_mut::<Software>();
@@ -286,12 +327,12 @@ impl World {
     fn with_pf<T>(
         &mut self,
         host: HostId,
-        call: impl FnOnce(&mut SharedHost, &mut emulated_hca::hca::Function<'_>) -> Result<T, PfError>,
+        call: impl FnOnce(&mut SharedHost, &mut dyn FunctionManager) -> Result<T, PfError>,
     ) -> Result<T, PfError> {
         self.wake(host.pf());
         let host = &mut self.hosts[host.0];
-        let mut hca = function_of(&mut self.fabric, host.node(), FunctionId::PF)?;
-        call(pf_of(host), &mut hca)
+        let mut hca = self.adapters.function(host.node(), FunctionId::PF)?;
+        call(pf_of(host), &mut *hca)
     }
 }
 

@@ -1,11 +1,11 @@
-//! Attaching to fabrics that somebody else simulates: an adapter of ours at a node of an `ibsim`.
+//! Attaching to fabrics outside: to nodes of an `ibsim`, each with an adapter of ours, and to the port of a Linux HCA ([`linux`]).
 //!
 //! Each [`IbsimNode`] is a client of the simulator (see [`ibsim_link::uplink`]) and drives one PF host,
 //! which it adds to the lab when it has learnt who the node is. A simulator that is not there, or not
 //! any more, is tried again; meanwhile the host's port is down.
 
+pub(super) mod linux;
 mod sockets;
-pub(super) mod spec;
 
 use std::io;
 
@@ -19,13 +19,12 @@ use ibsim_link::uplink::{
 use pf_context::GuidObstacle;
 
 use super::announcement::Announcement;
+use super::attach_spec::AttachSpec;
 use super::ibsim::sockets::IbsimAddress;
 use super::options::Options;
 use super::way_in::{Turn, WayIn};
 use vhca::watch::{EventSet, Ready};
 use vhca::world::HostId;
-
-pub use spec::{AttachSpec, AttachSpecError};
 
 use sockets::{ClientSockets, Socket};
 
@@ -96,7 +95,7 @@ impl IbsimNode {
 
     /// All nodes that the options name.
     pub fn all(now: Instant, options: &Options) -> Vec<Self> {
-        let specs = options.attach.iter();
+        let specs = options.attach.iter().filter_map(AttachSpec::ibsim);
         let nodes = specs.flat_map(|spec| spec.nodes.iter().map(move |node| (spec, node)));
         nodes
             .map(|(spec, node)| Self::new(now, spec.simulator.clone(), node, options))

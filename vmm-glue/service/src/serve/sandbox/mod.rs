@@ -13,6 +13,7 @@ use std::io;
 use rustix::process::geteuid;
 use thiserror::Error;
 
+use super::attach_spec::AttachSpec;
 use super::ibsim::sockets::IbsimAddress;
 use super::options::Options;
 use files::Folders;
@@ -52,7 +53,9 @@ pub(super) struct Needs {
 impl Needs {
     /// What the options tell of it; folders come with the sockets in them.
     pub(super) fn of(options: &Options) -> Self {
-        let simulators = options.attach.iter().map(|attach| &attach.simulator);
+        let simulators = options.attach.iter().filter_map(AttachSpec::ibsim);
+        let simulators = simulators.map(|attach| &attach.simulator);
+        let attach = simulators.clone().next().is_some();
         let mut addresses = options.ibsim.iter().chain(simulators);
         let is_udp = |address: &IbsimAddress| matches!(address, IbsimAddress::Udp(_));
         let udp = addresses.clone().any(is_udp);
@@ -63,7 +66,7 @@ impl Needs {
                 || manager.as_encoded_bytes().starts_with(b"@"),
             udp,
             ibsim: !options.ibsim.is_empty(),
-            attach: !options.attach.is_empty(),
+            attach,
         }
     }
 }

@@ -10,6 +10,7 @@ use super::seat::Seat;
 use crate::serve::inventory::NamedVf;
 use crate::serve::lab::Lab;
 use crate::show::{AwaitedRow, FaultCodes, PartitionRow, ProgramRow, SmRow, VmmRow, Vmms};
+use vhca::world::OutsideHca;
 
 impl Vmms for Lab {
     fn is_empty(&self) -> bool {
@@ -22,6 +23,10 @@ impl Vmms for Lab {
 
     fn planned_faults(&self, link: LinkId) -> Option<String> {
         self.cables.planned(link).map(ToString::to_string)
+    }
+
+    fn outside(&self, node: NodeId) -> Option<&dyn OutsideHca> {
+        self.world().outside_hca(node)
     }
 
     fn is_bare(&self, node: NodeId) -> bool {
