@@ -102,6 +102,8 @@ drop_reasons! {
     Looping = "looping",
     /// Sent: nothing is plugged into the port.
     NoLink = "no_link",
+    /// Forwarded: the packet was at the head of its queue for HOQLife, or came to a lane stalled by such packets.
+    HeadOfQueue = "head_of_queue",
     /// Sent: the link takes no more.
     LinkFull = "link_full",
     /// The link went down while the packet was on it.

@@ -214,7 +214,7 @@ impl Frame {
 
     /// Counts a switch on the way. Gives `false` when the packet has passed more of them than any
     /// path has and must be caught in a loop of forwarding tables. Real switches end that by the
-    /// time that packets may wait at the head of a queue, which is no time here.
+    /// time that packets may wait at the head of a queue; here they need not wait.
     pub(crate) fn cross_switch(&mut self) -> bool {
         self.hops = self.hops.saturating_add(1);
         self.hops <= MAX_HOPS

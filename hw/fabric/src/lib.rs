@@ -11,8 +11,10 @@
 //! * [`Frame`]: a packet. [`PacketRun`]: consecutive packets of one message.
 //! * [`FaultPlan`]: faults of a link; [`TapPoint`]: where packets are watched.
 //!
-//! Not emulated: credits and arbitration between lanes (a full link makes a channel adapter wait and
-//! a switch discard), random forwarding tables, routers, congestion control.
+//! Each lane of a link has places in place of credits: packets for a full lane wait in the channel adapter, or in the switch,
+//! where they keep their places on the link by which they came.
+//!
+//! Not emulated: arbitration between lanes, random forwarding tables, routers, congestion control.
 #![forbid(unsafe_code)]
 
 mod config;

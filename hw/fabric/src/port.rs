@@ -1,7 +1,7 @@
 //! A port's state: what the SMA reads and writes, the transport obeys and the link drives.
 
 use hca_api::{PhysicalState, PortChange, PortState};
-use ib_vtime::Instant;
+use ib_vtime::{Duration, Instant};
 use ib_wire::smp::{CapabilityMask, CapabilityMask2, LinkSpeed, LinkSpeedExt, LinkWidth};
 use ib_wire::{
     Gid, GidIndex, Guid, Lid, Lmc, MKey, Mtu, PKey, PKeyIndex, PortNum, Sl, SubnetPrefix, Vl,
@@ -9,6 +9,9 @@ use ib_wire::{
 
 use crate::link::widest;
 use crate::{PortConfig, PortCounters};
+
+/// Largest HOQLife that ends, 2.1 s: packets wait for ever with a larger one.
+const LONGEST_HOQ_LIFE: u8 = 19;
 
 /// A port of a channel adapter or a switch.
 ///
@@ -236,6 +239,14 @@ impl PhysicalPort {
             || Vl::from_low_bits(sl.get() % data_vls(self.operational_vls)),
             |table| table[usize::from(sl.get())],
         )
+    }
+
+    /// Returns the time for which packets wait at most at the head of a queue of a switch's port (PortInfo:HOQLife, IBA
+    /// 18.2.5.4), or `None` if that has no bound.
+    #[must_use]
+    pub fn head_of_queue_life(&self) -> Option<Duration> {
+        let units = 1_u64 << self.hoq_life;
+        (self.hoq_life <= LONGEST_HOQ_LIFE).then(|| Duration::from_nanos(4096 * units))
     }
 
     /// Writes an alias GUID. Returns `true` if that changed the table: the entry at index 0 is the port's own and stays.

@@ -8,8 +8,8 @@ use super::{Fabric, NodeId, Timer};
 use crate::link::{DirectionId, FaultInjector, LinkRate, data_rate, negotiate};
 use crate::node::LinkRequest;
 use crate::{
-    EndNode, Endpoint, FaultPlan, LinkConfig, LinkId, LinkState, Node, NodeKind, PhysicalPort,
-    PortConfig,
+    DropReason, EndNode, Endpoint, FaultPlan, LinkConfig, LinkId, LinkState, Node, NodeKind,
+    PhysicalPort, PortConfig,
 };
 
 impl<D: EndNode> Fabric<D> {
@@ -158,6 +158,7 @@ impl<D: EndNode> Fabric<D> {
             }
         }
         for end in self.ends(link) {
+            self.discard_output(end, DropReason::LinkDown);
             let Some(port) = self.port_mut(end) else {
                 continue;
             };

@@ -1,5 +1,6 @@
 //! The fabric: nodes, links, and the packets between them.
 
+mod hold;
 mod links;
 mod port0;
 mod route;
@@ -18,7 +19,7 @@ pub use route::Travelling;
 
 use self::whole::Hop;
 use crate::link::{Direction, DirectionId, Link, Place};
-use crate::switch::{Outputs, Switch};
+use crate::switch::{Output, Outputs, Switch};
 
 use crate::{
     ChannelAdapter, DropReason, EndNode, Endpoint, FaultCounters, FaultPlan, Frame, Gateway,
@@ -155,6 +156,8 @@ enum Timer {
     Release(DirectionId, u64),
     Trained(LinkId, u32),
     Node(NodeId),
+    /// The packet at the head of a switch's queue may have waited too long.
+    Head(NodeId, Output),
 }
 
 /// A fabric of channel adapters and switches, connected by links.
@@ -570,6 +573,7 @@ impl<D: EndNode> Fabric<D> {
             Timer::Arrive(arrival) => return self.arrive(arrival),
             Timer::Release(direction, ticket) => self.release(direction, ticket),
             Timer::Trained(link, epoch) => self.trained(link, epoch),
+            Timer::Head(node, output) => self.check_head(node, output),
             Timer::Node(node) => {
                 self.slots[node.index()].timer = None;
                 self.activate(node);

@@ -121,6 +121,7 @@ impl<D: EndNode> Fabric<D> {
     /// Sends what the software on a switch's port 0 has to send.
     pub(super) fn pull_port0(&mut self, id: NodeId) {
         while let Some(switch) = self.switch_mut(id)
+            && !switch.holding.has_from(PortNum::SWITCH_MANAGEMENT)
             && let Some((special, frame)) = switch.next_send()
         {
             let from = id.port(0);
@@ -129,7 +130,9 @@ impl<D: EndNode> Fabric<D> {
                     let outcome = smi::send(&mut switch.node, from.port, frame);
                     self.follow(from, outcome);
                 }
-                SpecialQp::Gsi => self.deliver(from, frame),
+                SpecialQp::Gsi => {
+                    self.deliver(from, frame, None);
+                }
             }
         }
     }
@@ -145,7 +148,7 @@ impl<D: EndNode> Fabric<D> {
         self.switch_mut(node)?.port0.as_mut()
     }
 
-    fn switch_mut(&mut self, node: NodeId) -> Option<&mut Switch> {
+    pub(super) fn switch_mut(&mut self, node: NodeId) -> Option<&mut Switch> {
         match &mut self.slots.get_mut(node.index())?.body {
             Body::Switch(switch) => Some(switch),
             Body::EndNode(_) | Body::Gateway(_) => None,

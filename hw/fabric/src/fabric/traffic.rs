@@ -20,11 +20,15 @@ impl<D: EndNode> Fabric<D> {
     /// Takes a packet off a wire and hands it to the node there. Gives how much work that was.
     pub(super) fn arrive(&mut self, arrival: Arrival) -> u32 {
         let work = work(&arrival.frame);
-        self.hand_over(arrival);
+        let place = arrival.place;
+        if !self.hand_over(arrival) {
+            self.free_place(place);
+        }
         work
     }
 
-    fn hand_over(&mut self, arrival: Arrival) {
+    /// Hands a packet to the node at the end of its wire. Returns `true` if it waits there, and keeps its place.
+    fn hand_over(&mut self, arrival: Arrival) -> bool {
         let Arrival {
             place,
             epoch,
@@ -34,20 +38,20 @@ impl<D: EndNode> Fabric<D> {
         let link = &self.links[id.link.index()];
         let end = link.ends[1 - usize::from(id.side)];
         let current = link.epoch == epoch && link.up;
-        self.free_place(place);
         let now = self.now;
         let slot = &mut self.slots[end.node.index()];
         if !current {
-            return slot.count_drop(now, end.port, DropReason::LinkDown);
+            slot.count_drop(now, end.port, DropReason::LinkDown);
+            return false;
         }
         if let Body::Gateway(gateway) = &mut slot.body {
             gateway.arrive(now, frame);
-            return;
+            return false;
         }
         let node = slot.node_mut();
         node.set_now(now);
         let Some(port) = node.port_mut(end.port) else {
-            return;
+            return false;
         };
         match layer::receive(port, &mut frame) {
             Received::Refused(reason) => node.count_drop(end.port, None, reason),
@@ -61,13 +65,14 @@ impl<D: EndNode> Fabric<D> {
                 if port.state == PortState::Armed {
                     node.set_port_state(end.port, PortState::Active);
                 }
-                self.deliver(end, frame);
+                return self.deliver(end, frame, Some(place));
             }
         }
+        false
     }
 
     /// Frees a packet's place, and has its sender served if that waits for one.
-    fn free_place(&mut self, place: Place) {
+    pub(super) fn free_place(&mut self, place: Place) {
         let Place { direction, lane } = place;
         let link = &mut self.links[direction.link.index()];
         let side = usize::from(direction.side);
@@ -77,8 +82,10 @@ impl<D: EndNode> Fabric<D> {
         }
     }
 
-    pub(super) fn deliver(&mut self, end: Endpoint, frame: Frame) {
+    /// Hands a data packet to a node. Returns `true` if it waits there, and keeps the place by which it came.
+    pub(super) fn deliver(&mut self, end: Endpoint, frame: Frame, place: Option<Place>) -> bool {
         let now = self.now;
+        let mut kept = None;
         match &mut self.slots[end.node.index()].body {
             Body::EndNode(device) => {
                 device.receive(now, end.port, frame);
@@ -88,8 +95,8 @@ impl<D: EndNode> Fabric<D> {
                 let mut outputs = core::mem::take(&mut self.outputs);
                 switch.forward(end.port, frame, &mut outputs);
                 let wants_service = switch.node.wants_service();
-                for (port, frame) in outputs.drain(..) {
-                    self.transmit(end.node, port, frame);
+                for output in outputs.drain(..) {
+                    self.relay(end, output, place, &mut kept);
                 }
                 self.outputs = outputs;
                 if wants_service {
@@ -99,6 +106,7 @@ impl<D: EndNode> Fabric<D> {
             }
             Body::Gateway(gateway) => gateway.arrive(now, frame),
         }
+        kept.is_some()
     }
 
     /// Does with an SMP at a node what the interface there decided.
@@ -109,7 +117,9 @@ impl<D: EndNode> Fabric<D> {
                 let slot = &mut self.slots[at.node.index()];
                 slot.count_drop(self.now, at.port, reason);
             }
-            Outcome::Send(port, frame) => self.transmit(at.node, port, frame),
+            Outcome::Send(port, frame) => {
+                self.transmit(at.node, port, frame);
+            }
             Outcome::Deliver(frame) => {
                 let now = self.now;
                 match &mut self.slots[at.node.index()].body {
@@ -192,6 +202,9 @@ impl<D: EndNode> Fabric<D> {
     /// Takes what a device wants to send, as long as lanes of its links have places. After much of it other nodes are served
     /// before it goes on. Gives how much work that was.
     fn pull(&mut self, id: NodeId) -> u32 {
+        if matches!(self.slots[id.index()].body, Body::Switch(_)) {
+            return self.send_waiting(id);
+        }
         let mut done = 0;
         let budget = self.budget();
         let ports = self.slots[id.index()].links.len();
@@ -227,8 +240,8 @@ impl<D: EndNode> Fabric<D> {
                 if frame.lane() == Vl::MANAGEMENT {
                     let outcome = smi::send(device.node_mut(), from.port, frame);
                     self.follow(from, outcome);
-                } else {
-                    self.transmit(id, from.port, frame);
+                } else if self.transmit(id, from.port, frame).is_some() {
+                    self.discard(from, DropReason::LinkFull);
                 }
             }
         }
@@ -291,29 +304,27 @@ impl<D: EndNode> Fabric<D> {
         }
     }
 
-    /// Puts a packet on the wire behind a port, if the port can send it.
-    fn transmit(&mut self, node: NodeId, port: PortNum, frame: Frame) {
+    /// Puts a packet on the wire behind a port, if the port can send it. Returns a data packet for which there is no place.
+    pub(super) fn transmit(&mut self, node: NodeId, port: PortNum, frame: Frame) -> Option<Frame> {
         let now = self.now;
         let slot = &mut self.slots[node.index()];
         let link = slot.links.get(port.index()).copied().flatten();
         let number = port;
-        let Some(port) = slot.node_mut().port_mut(number) else {
-            return;
-        };
+        let port = slot.node_mut().port_mut(number)?;
         if let Err(reason) = layer::may_send(port, &frame) {
-            return slot.count_drop(now, number, reason);
+            slot.count_drop(now, number, reason);
+            return None;
         }
         let Some(id) = link else {
             port.counters.xmit_discards += 1;
-            return slot.count_drop(now, number, DropReason::NoLink);
+            slot.count_drop(now, number, DropReason::NoLink);
+            return None;
         };
         let link = &self.links[id.link.index()];
         let lane = frame.lane();
         let full = !link.directions[usize::from(id.side)].open().contains(lane);
-        let management = lane == Vl::MANAGEMENT;
-        if full && !management {
-            port.counters.xmit_discards += 1;
-            return slot.count_drop(now, number, DropReason::LinkFull);
+        if full && lane != Vl::MANAGEMENT {
+            return Some(frame);
         }
         layer::count_sent(port, &frame);
         if full {
@@ -323,9 +334,11 @@ impl<D: EndNode> Fabric<D> {
             if let Some(port) = slot.node_mut().port_mut(far.port) {
                 port.counters.vl15_dropped += 1;
             }
-            return slot.count_drop(now, far.port, DropReason::LinkFull);
+            slot.count_drop(now, far.port, DropReason::LinkFull);
+            return None;
         }
         self.launch(id, frame);
+        None
     }
 
     /// Puts a gateway's packet on its link, if that is up: no port layer looks at it.

@@ -56,8 +56,8 @@ pub struct LinkConfig {
     /// Whether packets take the time that their bits need at the link's rate. If not, they take
     /// the latency only.
     pub timed: bool,
-    /// Packets that each lane of one direction holds at most, in the sender's buffer and on the wire. What a
-    /// switch sends beyond that is discarded; a channel adapter waits.
+    /// Packets that each lane of one direction holds at most, in the sender's buffer and on the wire. Beyond
+    /// that a switch has packets wait, and a channel adapter waits.
     pub capacity: u32,
 }
 
@@ -95,6 +95,8 @@ pub(crate) struct Direction {
     pub(crate) faults: Option<Box<FaultInjector>>,
     /// Packets that wait to be overtaken.
     pub(crate) held: Vec<Held>,
+    /// Until when the sender's PortXmitWait has counted.
+    pub(crate) waited_until: Instant,
     /// Lanes on which the sender waits for a place.
     pub(crate) awaited: Lanes,
 }

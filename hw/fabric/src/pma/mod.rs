@@ -16,7 +16,7 @@ use ib_wire::perf::{
 };
 
 pub use counters::PortCounters;
-pub(crate) use samples::Samples;
+pub(crate) use samples::{Samples, TICK};
 
 use crate::{Node, PhysicalPort};
 

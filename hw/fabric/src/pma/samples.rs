@@ -30,7 +30,7 @@ const STARTED: u8 = 1;
 const RUNNING: u8 = 2;
 
 /// A tick: 250 million a second, as on `qib` at every speed.
-const TICK: Duration = Duration::from_nanos(4);
+pub(crate) const TICK: Duration = Duration::from_nanos(4);
 
 /// A sample: the last one, or the one under way.
 #[derive(Clone, Debug)]

@@ -1,5 +1,6 @@
 //! A switch: forwards packets, and answers for itself at port 0 (IBA chapter 18).
 
+mod holding;
 mod port0;
 mod tables;
 
@@ -9,6 +10,7 @@ use ib_wire::packet::{Deth, Lnh};
 use ib_wire::{PortNum, Vl};
 use zerocopy::FromBytes;
 
+pub(crate) use holding::{Holding, Output, Passage, Waiting};
 pub use port0::Port0Mad;
 pub(crate) use port0::{Port0, Port0Send};
 pub(crate) use tables::Tables;
@@ -22,6 +24,8 @@ pub(crate) struct Switch {
     pub(crate) node: Node,
     /// The queue pairs of the software on port 0, if there is any.
     pub(crate) port0: Option<Port0>,
+    /// What waits for places on the links.
+    pub(crate) holding: Holding,
 }
 
 /// Packets that leave the switch, and the ports they leave by.
@@ -32,6 +36,7 @@ impl Switch {
         Self {
             node: Node::switch(config),
             port0: None,
+            holding: Holding::default(),
         }
     }
 
@@ -108,7 +113,8 @@ impl Switch {
             && out_port != in_port
             && admitted(entry, entry.partition_enforcement_in)
             && admitted(exit, exit.partition_enforcement_out)
-            && vl != Vl::MANAGEMENT;
+            && vl != Vl::MANAGEMENT
+            && self.holding.is_clear((out_port, vl));
         passes.then_some(out_port)
     }
 

@@ -3,6 +3,7 @@
 mod bring_up;
 mod faults;
 mod gateway;
+mod holding;
 mod port0;
 mod route;
 mod switching;
