@@ -30,12 +30,12 @@ pub mod hca;
 pub use adapters::{Adapters, Fabric, NodeAdapter};
 pub use ib_fabric::{
     BadKey, Built, ChannelAdapter, DropCounters, DropReason, Dropped, EndNode, Endpoint,
-    FabricError, Fault, FaultCounters, FaultPlan, FaultRule, Frame, FrameWriter, Gateway,
-    HcaConfig, Lanes, LinkConfig, LinkId, LinkState, LinkTrouble, MAX_TOPOLOGY_NODES,
-    MAX_TOPOLOGY_PORTS, Node, NodeId, NodeKind, Pace, PacketFilter, PacketRun, PacketSource,
-    PacketTemplate, PhysicalPort, PlannedNode, PlannedPort, Port0Mad, PortConfig, PortCounters,
-    RunHead, SourceText, SwitchConfig, TapId, TapPoint, Tapped, Topology, TopologyError,
-    TopologyFile, TopologyProblem, Travelling, When, WrongKey, pma, sma, topology_file,
+    FabricError, Fault, FaultCounters, FaultPlan, FaultRule, Frame, FrameWriter, HcaConfig, Lanes,
+    LinkConfig, LinkId, LinkState, LinkTrouble, MAX_TOPOLOGY_NODES, MAX_TOPOLOGY_PORTS, Node,
+    NodeId, NodeKind, Pace, PacketFilter, PacketRun, PacketSource, PacketTemplate, PhysicalPort,
+    PlannedNode, PlannedPort, Port0Mad, PortConfig, PortCounters, RunHead, SourceText,
+    SwitchConfig, TapId, TapPoint, Tapped, Topology, TopologyError, TopologyFile, TopologyProblem,
+    Travelling, When, WrongKey, pma, sma, topology_file,
 };
 
 #[cfg(test)]

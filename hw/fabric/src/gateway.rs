@@ -5,23 +5,19 @@ use std::collections::VecDeque;
 use ib_vtime::Instant;
 use ib_wire::{Guid, PortNum};
 
+use crate::link::Place;
 use crate::{DropReason, Frame, HcaConfig, Lanes, Node, PortConfig};
 
-/// Packets that may wait at a gateway each way; more are lost, and counted.
+/// Packets that may wait for the link of a gateway; more are lost, and counted.
 const GATEWAY_DEPTH: usize = 4096;
 
-/// The far end of one link that leaves the fabric.
-///
-/// A gateway is the simplest of nodes: it has one port, which trains as any other, and no agent, no
-/// state of its own and no checks. Whatever arrives at it, SMPs on VL15 with their directed routes
-/// included, waits to be taken as it was on the wire ([`Gateway::take`]), and what it is given goes
-/// onto the wire as it is ([`Fabric::send_from`](crate::Fabric::send_from)). So whoever stands
-/// behind it can play any part towards the port at the near end: its peers, and its subnet manager.
+/// The far end of one link that leaves the fabric ([`Fabric::add_gateway`](crate::Fabric::add_gateway)).
 #[derive(Debug)]
-pub struct Gateway {
+pub(crate) struct Gateway {
     /// The port that the link's training works on.
     pub(crate) node: Node,
-    arrived: VecDeque<Frame>,
+    /// What left the fabric, with the places that it keeps on the link.
+    arrived: VecDeque<(Place, Frame)>,
     leaving: VecDeque<Frame>,
 }
 
@@ -40,34 +36,22 @@ impl Gateway {
         }
     }
 
-    /// The number of a gateway's only port.
-    pub const PORT: PortNum = PortNum(1);
-
     /// Takes the oldest packet that left the fabric here.
-    pub fn take(&mut self) -> Option<Frame> {
+    pub(crate) fn take(&mut self) -> Option<(Place, Frame)> {
         self.arrived.pop_front()
     }
 
-    /// Whether packets wait to be taken.
-    #[must_use]
-    pub fn has_arrived(&self) -> bool {
-        !self.arrived.is_empty()
-    }
-
-    /// Packets that were lost, either way, because too many waited.
-    #[must_use]
-    pub fn lost(&self) -> u64 {
-        self.node.drops().get(DropReason::LinkFull)
-    }
-
-    pub(crate) fn arrive(&mut self, now: Instant, frame: Frame) {
-        self.node.set_now(now);
-        Self::keep(&mut self.node, &mut self.arrived, frame);
+    pub(crate) fn arrive(&mut self, place: Place, frame: Frame) {
+        self.arrived.push_back((place, frame));
     }
 
     pub(crate) fn leave(&mut self, now: Instant, frame: Frame) {
-        self.node.set_now(now);
-        Self::keep(&mut self.node, &mut self.leaving, frame.without_source());
+        if self.leaving.len() < GATEWAY_DEPTH {
+            self.leaving.push_back(frame.without_source());
+        } else {
+            self.node.set_now(now);
+            self.node.count_drop(PortNum(1), None, DropReason::LinkFull);
+        }
     }
 
     /// The next packet for some lanes of the link.
@@ -75,13 +59,5 @@ impl Gateway {
         let mut leaving = self.leaving.iter();
         let next = leaving.position(|frame| lanes.contains(frame.lane()))?;
         self.leaving.remove(next)
-    }
-
-    fn keep(node: &mut Node, queue: &mut VecDeque<Frame>, frame: Frame) {
-        if queue.len() < GATEWAY_DEPTH {
-            queue.push_back(frame);
-        } else {
-            node.count_drop(Self::PORT, None, DropReason::LinkFull);
-        }
     }
 }

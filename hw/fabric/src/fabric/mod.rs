@@ -18,13 +18,14 @@ use thiserror::Error;
 pub use route::Travelling;
 
 use self::whole::Hop;
+use crate::gateway::Gateway;
 use crate::link::{Direction, DirectionId, Link, Place};
 use crate::switch::{Output, Outputs, Switch};
 
 use crate::{
-    ChannelAdapter, DropReason, EndNode, Endpoint, FaultCounters, FaultPlan, Frame, Gateway,
-    HcaConfig, LinkConfig, LinkId, LinkState, Node, NodeKind, Pace, PhysicalPort, PortConfig,
-    SwitchConfig, TapId, TapPoint, Tapped,
+    ChannelAdapter, DropReason, EndNode, Endpoint, FaultCounters, FaultPlan, Frame, HcaConfig,
+    LinkConfig, LinkId, LinkState, Node, NodeKind, Pace, PhysicalPort, PortConfig, SwitchConfig,
+    TapId, TapPoint, Tapped,
 };
 
 /// Work that one call to [`Fabric::poll`] does at most: a packet that moves is 1, one for a group [`COPIES`].
@@ -245,13 +246,17 @@ impl<D: EndNode> Fabric<D> {
         self.add(Body::Switch(Box::new(Switch::new(config))))
     }
 
-    /// Adds a gateway: the far end of a link that leaves the fabric, as a node with one port.
+    /// Adds a gateway: the far end of a link that leaves the fabric.
+    ///
+    /// A gateway is the simplest of nodes: it has one port, which trains as any other, and no agent, no state of its own and
+    /// no checks. Whatever arrives at it, SMPs on VL15 with their directed routes included, waits to be taken as it was on the
+    /// wire ([`Fabric::take_from`]), and what it is given goes onto the wire as it is ([`Fabric::send_from`]). So whoever
+    /// stands behind it can play any part towards the port at the near end: its peers, and its subnet manager.
     pub fn add_gateway(&mut self, description: &str, port: PortConfig) -> NodeId {
         self.add(Body::Gateway(Box::new(Gateway::new(description, port))))
     }
 
-    /// A gateway, to take what left the fabric there; `None` for other nodes. Keeps nobody busy.
-    pub fn gateway_mut(&mut self, node: NodeId) -> Option<&mut Gateway> {
+    fn gateway_mut(&mut self, node: NodeId) -> Option<&mut Gateway> {
         match &mut self.slots.get_mut(node.index())?.body {
             Body::Gateway(gateway) => Some(gateway),
             Body::EndNode(_) | Body::Switch(_) => None,
@@ -263,6 +268,14 @@ impl<D: EndNode> Fabric<D> {
     pub fn is_gateway(&self, node: NodeId) -> bool {
         let slot = self.slots.get(node.index());
         slot.is_some_and(|slot| matches!(slot.body, Body::Gateway(_)))
+    }
+
+    /// Takes the oldest packet that left the fabric at a gateway; `None` if there is none, or the node is no gateway. Until
+    /// then the packet keeps its place on the link, so that senders wait while nobody takes any.
+    pub fn take_from(&mut self, gateway: NodeId) -> Option<Frame> {
+        let (place, frame) = self.gateway_mut(gateway)?.take()?;
+        self.free_place(place);
+        Some(frame)
     }
 
     /// Sends a packet from a gateway into the fabric, as it is: it leaves with the next poll, when the

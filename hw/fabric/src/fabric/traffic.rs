@@ -45,8 +45,8 @@ impl<D: EndNode> Fabric<D> {
             return false;
         }
         if let Body::Gateway(gateway) = &mut slot.body {
-            gateway.arrive(now, frame);
-            return false;
+            gateway.arrive(place, frame);
+            return true;
         }
         let node = slot.node_mut();
         node.set_now(now);
@@ -104,7 +104,7 @@ impl<D: EndNode> Fabric<D> {
                 }
                 self.note_port0(end.node);
             }
-            Body::Gateway(gateway) => gateway.arrive(now, frame),
+            Body::Gateway(_) => {}
         }
         kept.is_some()
     }

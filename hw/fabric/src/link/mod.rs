@@ -15,6 +15,9 @@ pub(crate) use fault::{FaultInjector, Verdict};
 use crate::fabric::NodeId;
 use crate::{Frame, Lanes, PhysicalPort};
 
+/// Places of VL15, for which no link waits (IBA 7.9).
+const VL15_PLACES: u32 = 64;
+
 /// Number of virtual lanes.
 const LANES: usize = 16;
 
@@ -56,7 +59,7 @@ pub struct LinkConfig {
     /// Whether packets take the time that their bits need at the link's rate. If not, they take
     /// the latency only.
     pub timed: bool,
-    /// Packets that each lane of one direction holds at most, in the sender's buffer and on the wire. Beyond
+    /// Packets that each data lane of one direction holds at most, in the sender's buffer and on the wire. Beyond
     /// that a switch has packets wait, and a channel adapter waits.
     pub capacity: u32,
 }
@@ -183,10 +186,14 @@ impl Link {
     }
 
     fn change_places(&mut self, side: usize, lane: Vl, change: impl Fn(u32) -> u32) {
+        let most = match lane {
+            Vl::MANAGEMENT => VL15_PLACES,
+            _ => self.config.capacity,
+        };
         let direction = &mut self.directions[side];
         let places = &mut direction.in_flight[usize::from(lane.get())];
         *places = change(*places);
-        direction.full.set(lane, *places >= self.config.capacity);
+        direction.full.set(lane, *places >= most);
     }
 
     /// Time that a packet's bits take at the link's rate.

@@ -1,7 +1,7 @@
 //! The client half: an emulated adapter on a fabric of somebody else, at a node of an `ibsim`.
 //!
 //! An [`Uplink`] stands between two things. On one side is an adapter of an emulated fabric, cabled to
-//! an [`ib_fabric::Gateway`]; on the other is the simulator, to which the uplink is a client such as
+//! a gateway ([`ib_fabric::Fabric::add_gateway`]); on the other is the simulator, to which the uplink is a client such as
 //! `libumad2sim` makes of any program. It
 //!
 //! * turns the MADs that the adapter sends from QP1 into datagrams, and those that the simulator

@@ -37,8 +37,8 @@ impl Edge {
     }
 
     fn taken(&mut self) -> Vec<Frame> {
-        let gateway = self.bench.fabric.gateway_mut(self.gateway).unwrap();
-        std::iter::from_fn(|| gateway.take()).collect()
+        let taken = || self.bench.fabric.take_from(self.gateway);
+        std::iter::from_fn(taken).collect()
     }
 
     /// Asks the host's SMA over the link, with the first hop made.
@@ -110,19 +110,45 @@ fn nothing_passes_a_gateway_whose_cable_is_out() {
 }
 
 #[test]
-fn a_gateway_that_nobody_empties_loses_packets_and_counts_them() {
-    const SENT: usize = 5000;
+fn a_host_waits_while_nobody_takes_what_arrived_at_a_gateway() {
     let mut edge = Edge::new();
     edge.bring_up();
-    for _ in 0..SENT {
-        edge.bench
-            .send(edge.host.port(1), datagram(LID, PEER, &[3; 4]));
+    for byte in 0..255 {
+        for _ in 0..2 {
+            let packet = datagram(LID, PEER, &[byte]);
+            edge.bench.send(edge.host.port(1), packet);
+        }
+    }
+    edge.bench.run();
+    let waiting = |edge: &Edge| edge.bench.fabric.device(edge.host).unwrap().outbox.len();
+    assert_eq!(waiting(&edge), 510 - 256);
+    let first = edge.bench.fabric.take_from(edge.gateway).unwrap();
+    edge.bench.run();
+    assert_eq!((payload(&first), waiting(&edge)), (vec![0], 510 - 257));
+    let mut taken = 1;
+    while let Some(frame) = edge.bench.fabric.take_from(edge.gateway) {
+        assert_eq!(usize::from(payload(&frame)[0]), taken / 2);
+        taken += 1;
         edge.bench.run();
     }
-    let taken = edge.taken().len();
-    let gateway = edge.bench.fabric.gateway_mut(edge.gateway).unwrap();
-    assert_eq!(usize::try_from(gateway.lost()).unwrap(), SENT - taken);
-    assert!(gateway.lost() > 0 && !gateway.has_arrived());
+    assert_eq!(taken, 510);
+    assert!(edge.bench.fabric.take_from(edge.host).is_none());
+}
+
+#[test]
+fn what_a_gateway_cannot_keep_for_its_link_is_lost_and_counted() {
+    let mut edge = Edge::new();
+    edge.bring_up();
+    for _ in 0..5000 {
+        let packet = datagram(PEER, LID, &[3; 4]);
+        edge.bench.fabric.send_from(edge.gateway, packet);
+    }
+    edge.bench.run();
+    let arrived = edge.bench.received(edge.host).len();
+    let lost = edge
+        .bench
+        .dropped(edge.gateway.port(1), DropReason::LinkFull);
+    assert_eq!((arrived, lost), (4096, 904));
 }
 
 #[test]

@@ -108,7 +108,7 @@ fn smps_for_which_a_link_has_no_place_are_lost_at_its_far_end_and_data_waits() {
     for byte in 0..10 {
         chain.bench.send(chain.a, datagram(LID_A, LID_B, &[byte]));
     }
-    for _ in 0..11 {
+    for _ in 0..71 {
         let mad = request::<NodeInfo>(Method::GET, 0);
         chain.bench.send_smp(chain.a, PATHS[1], mad);
     }

@@ -310,10 +310,8 @@ impl Bench {
                 continue;
             }
             while self.fabric.poll(self.now) {}
-            let gateway = self
-                .adapter
-                .and_then(|(_, id, _)| self.fabric.gateway_mut(id));
-            match gateway.and_then(|gateway| gateway.take()) {
+            let gateway = self.adapter.map(|(_, gateway, _)| gateway);
+            match gateway.and_then(|gateway| self.fabric.take_from(gateway)) {
                 Some(frame) => self.uplink.handle_frame(self.now, frame),
                 None => return,
             }

@@ -126,10 +126,7 @@ impl IbsimNode {
     fn take_frames(&mut self, turn: &mut Turn<'_>) {
         let Some(place) = self.place else { return };
         let fabric = turn.lab.world_mut().fabric_mut();
-        let Some(gateway) = fabric.gateway_mut(place.gateway) else {
-            return;
-        };
-        while let Some(frame) = gateway.take() {
+        while let Some(frame) = fabric.take_from(place.gateway) {
             self.uplink.handle_frame(turn.now, frame);
         }
     }
