@@ -2,8 +2,10 @@
 
 use core::time::Duration;
 
+use proptest::prelude::*;
+
 use super::*;
-use crate::{LinkState, NodeKind};
+use crate::{Fault, FaultPlan, LinkState, NodeKind, PacketFilter, When};
 
 const US: Duration = Duration::from_micros(1);
 /// 4.2 ms.
@@ -58,12 +60,6 @@ impl Net {
             bench.connect_by(a, b, *config);
         }
         bench.run();
-        for slot in &mut bench.fabric.slots {
-            for port in slot.node_mut().ports_mut() {
-                port.state = hca_api::PortState::Active;
-                port.hoq_life = HOQ_LIFE;
-            }
-        }
         for (at, switch) in switches.iter().enumerate() {
             let tables = bench.fabric.slots[switch.index()]
                 .node_mut()
@@ -80,10 +76,21 @@ impl Net {
                 tables.set_unicast(host + 1, port);
             }
         }
-        Self {
+        let mut net = Self {
             bench,
             hosts: ends,
             edges,
+        };
+        net.do_step(&Step::HoqLife(HOQ_LIFE));
+        net.activate_ports();
+        net
+    }
+
+    fn activate_ports(&mut self) {
+        for slot in &mut self.bench.fabric.slots {
+            for port in slot.node_mut().ports_mut() {
+                port.state = hca_api::PortState::Active;
+            }
         }
     }
 
@@ -339,4 +346,96 @@ fn what_waits_for_a_link_is_lost_with_it_and_its_places_are_free_again() {
         (4, 1)
     );
     assert_eq!(net.bench.port(net.edges[1]).counters.xmit_discards, 4);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Send {
+        from: usize,
+        to: u16,
+        lane: u8,
+    },
+    Run(u64),
+    /// Takes a cable out and plugs it in again.
+    Flap(usize),
+    Fault {
+        at: usize,
+        fault: Fault,
+    },
+    HoqLife(u8),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let faults = vec![
+        Fault::Drop,
+        Fault::Duplicate,
+        Fault::Delay(US * 3),
+        Fault::CorruptOnWire { bits: 1 },
+        Fault::Reorder {
+            behind: 2,
+            at_latest: US * 5,
+        },
+    ];
+    let to = prop_oneof![4 => 1_u16..5, 1 => Just(0xc001)];
+    prop_oneof![
+        8 => (0_usize..4, to, 0_u8..2).prop_map(|(from, to, lane)| Step::Send { from, to, lane }),
+        4 => (0_u64..20).prop_map(Step::Run),
+        1 => (0_usize..8).prop_map(Step::Flap),
+        2 => (0_usize..8, prop::sample::select(faults)).prop_map(|(at, fault)| Step::Fault { at, fault }),
+        1 => (0_u8..6).prop_map(Step::HoqLife),
+    ]
+}
+
+impl Net {
+    fn do_step(&mut self, step: &Step) {
+        match *step {
+            Step::Send { from, to, lane } => self.send(from, to, 5, lane),
+            Step::Run(us) => self.run_for(US * u32::try_from(us).unwrap()),
+            Step::Flap(at) => {
+                let link = self.bench.fabric.links().nth(at).unwrap();
+                for state in [LinkState::Down, LinkState::Up] {
+                    self.bench.fabric.set_link(link, state);
+                }
+                self.activate_ports();
+            }
+            Step::Fault { at, fault } => {
+                let link = self.bench.fabric.links().nth(at).unwrap();
+                let [from, _] = self.bench.fabric.link_ends(link).unwrap();
+                let plan = FaultPlan::new(1).rule(PacketFilter::default(), When::Every(3), fault);
+                self.bench.fabric.set_faults(from, Some(&plan));
+            }
+            Step::HoqLife(life) => {
+                for slot in &mut self.bench.fabric.slots {
+                    for port in slot.node_mut().ports_mut() {
+                        port.hoq_life = life;
+                    }
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn whatever_happens_all_places_are_free_again_in_the_end(
+        steps in prop::collection::vec(step(), 0..120),
+    ) {
+        let mut net = ring(1);
+        for at in 0..4 {
+            let tables = net.bench.fabric.slots[at].node_mut().tables_mut().unwrap();
+            tables.info.multicast_fdb_top = Lid::new(0xc001);
+            tables.set_multicast(1, 0, if at == 3 { 0b1010 } else { 0b1110 });
+        }
+        for step in &steps {
+            net.do_step(step);
+        }
+        net.run_for(Duration::from_secs(100));
+        for link in &net.bench.fabric.links {
+            prop_assert!(link.directions.iter().all(crate::link::Direction::is_empty));
+        }
+        for switch in 0..4 {
+            let switch = net.bench.fabric.switch_mut(NodeId(switch)).unwrap();
+            prop_assert_eq!(switch.holding.next_output(None), None);
+        }
+    }
 }
