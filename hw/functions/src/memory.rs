@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hca_api::{AddressSpace, DmaBuffer, DmaFault, HcaError, MrKind, SpaceId, Spaces};
+use hca_api::{AddressSpace, DmaBuffer, DmaFault, FileRun, HcaError, MrKind, SpaceId, Spaces};
 
 /// Bytes of an address space.
 const SPACE: u64 = 1 << 48;
@@ -44,6 +44,10 @@ impl AddressSpace for SharedSpaces {
         update: &mut dyn FnMut(u64) -> u64,
     ) -> Result<u64, DmaFault> {
         self.lock().update_u64(addr, update)
+    }
+
+    fn runs(&self, addr: u64, len: u64) -> Option<Vec<FileRun>> {
+        self.lock().runs(addr, len)
     }
 
     fn allocate(&mut self, len: usize) -> Result<DmaBuffer, HcaError> {

@@ -74,8 +74,8 @@ pub use handle::{
     AvHandle, CqHandle, LKey, MrHandle, MwHandle, PdHandle, QpHandle, RKey, SrqHandle,
 };
 pub use memory::{
-    AccessFlags, AddressSpace, DmaBuffer, HostMemory, MrKeys, MrKind, MrSpec, MwKeys, MwType,
-    copy_through_buffer,
+    AccessFlags, AddressSpace, DmaBuffer, FileRun, HostMemory, MrKeys, MrKind, MrSpec, MwKeys,
+    MwType, copy_through_buffer,
 };
 pub use provider::{Hca, LocalMad, MadView};
 pub use queue_pair::{

@@ -85,6 +85,11 @@ pub trait AddressSpace: fmt::Debug + Send {
         copy_through_buffer(self, addr, from, len)
     }
 
+    /// Returns the runs of mapped files behind `len` bytes, in the order of the bytes. `None` if some are in no such file.
+    fn runs(&self, _addr: u64, _len: u64) -> Option<Vec<FileRun>> {
+        None
+    }
+
     /// Sets memory aside for the consumer's own buffers. Address spaces that belong to somebody else
     /// (a guest's memory) refuse.
     ///
@@ -114,6 +119,17 @@ pub fn copy_through_buffer(
         to.write(addr.wrapping_add(done as u64), bytes)?;
     }
     Ok(())
+}
+
+/// Bytes of a file that this process has mapped, by which an adapter of the host reaches them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileRun {
+    /// The file, as the provider of the adapter numbers its files.
+    pub file: u32,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
 }
 
 /// Memory that a consumer set aside for itself.

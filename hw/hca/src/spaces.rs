@@ -2,9 +2,10 @@
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
 use core::any::Any;
 
-use crate::{AddressSpace, DmaBuffer, DmaFault, HcaError, HostMemory};
+use crate::{AddressSpace, DmaBuffer, DmaFault, FileRun, HcaError, HostMemory};
 
 /// Bits of an address within one of several address spaces.
 const BITS: u32 = 48;
@@ -180,6 +181,11 @@ impl AddressSpace for Spaces {
         copied.map_err(|_| DmaFault { addr, len })
     }
 
+    fn runs(&self, addr: u64, len: u64) -> Option<Vec<FileRun>> {
+        let (space, within) = self.find(addr, usize::try_from(len).ok()?).ok()?;
+        space.runs(within, len)
+    }
+
     fn allocate(&mut self, len: usize) -> Result<DmaBuffer, HcaError> {
         let buffer = self.own.allocate(len)?;
         if split(buffer.addr, len).is_ok_and(|(id, _)| id == SpaceId(0)) {
@@ -197,7 +203,6 @@ impl AddressSpace for Spaces {
 #[cfg(test)]
 mod tests {
     use alloc::vec;
-    use alloc::vec::Vec;
 
     use proptest::prelude::*;
 

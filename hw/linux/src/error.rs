@@ -74,6 +74,16 @@ pub enum OpenError {
     /// The process may not open that many files.
     #[error("the port takes some {0} open files, more than this process may have: ulimit -n {1}")]
     TooManyFiles(usize, usize),
+    /// libibverbs is not installed.
+    #[error(
+        "data needs libibverbs, and it cannot be loaded: install the package ibverbs-providers; or open the port for MADs alone"
+    )]
+    NoLibrary,
+    /// libibverbs does not list the device.
+    #[error(
+        "libibverbs has no device {0}: load ib_uverbs (modprobe ib_uverbs), and install the package ibverbs-providers for its driver"
+    )]
+    NoVerbs(String),
     /// The kernel refuses something else.
     #[error("{what}: {why}; dmesg may say more")]
     Kernel {

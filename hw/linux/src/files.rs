@@ -8,6 +8,7 @@ use std::os::unix::fs::FileExt;
 
 use linux_abi::Errno;
 
+use crate::hca::LinuxHca;
 use crate::umad::{FILES, PortFiles};
 
 /// Bytes of the longest text in sysfs: a page.
@@ -22,9 +23,17 @@ pub struct OpenFiles {
 }
 
 impl OpenFiles {
-    /// Returns the umad files with their numbers, for [`LinuxHca::set_ready`](crate::LinuxHca::set_ready) once they can be read.
+    /// Returns the umad files with their numbers, for [`LinuxHca::set_ready`] once they can be read.
     pub fn descriptors(&self) -> impl Iterator<Item = (usize, BorrowedFd<'_>)> {
         self.umad.iter().map(AsFd::as_fd).enumerate()
+    }
+}
+
+impl LinuxHca<OpenFiles> {
+    /// Returns the umad files and the files of events of libibverbs with their numbers, for [`Self::set_ready`] once they can be read.
+    pub fn descriptors(&self) -> impl Iterator<Item = (usize, BorrowedFd<'_>)> {
+        let events = (FILES..).zip(self.event_files());
+        self.files().descriptors().chain(events)
     }
 }
 

@@ -1,5 +1,6 @@
 //! The function: its queue pair and objects, deliveries to them, and looks at the port.
 
+mod host;
 mod verbs;
 
 use std::collections::VecDeque;
@@ -18,14 +19,14 @@ use ib_wire::{Gid, GidIndex, PortNum, QKey};
 use linux_abi::sysfs::{Adapter, Port};
 use zerocopy::IntoBytes;
 
+use crate::attributes::PORT;
+use crate::data::Data;
 use crate::gsi::{self, Failure, Gsi, Posted};
 use crate::local_mad::Facts;
-use crate::memory::{self, Memory, Objects};
+use crate::mapped::MappedFiles;
+use crate::memory::{self, HostMemoryOf, Memory, Objects};
 use crate::queue::{CompletionQueue, Raised};
-use crate::umad::{PortFiles, Umad, UmadCounters};
-
-/// The function's one port, whichever of the HCA's it is.
-pub const PORT: PortNum = PortNum(1);
+use crate::umad::{FILES, PortFiles, Umad, UmadCounters};
 
 /// Pause between two looks at sysfs, since umad has no events.
 const LOOK: Duration = Duration::from_secs(1);
@@ -61,6 +62,7 @@ pub struct LinuxHca<F> {
     addresses: Objects<(PdHandle, AddressVector)>,
     queues: Objects<CompletionQueue>,
     gsi: Option<Gsi>,
+    data: Option<Data>,
     next_qp: u32,
     umad: Umad,
     events: VecDeque<HcaEvent>,
@@ -98,6 +100,7 @@ impl<F: PortFiles> LinuxHca<F> {
             addresses: Objects::default(),
             queues: Objects::default(),
             gsi: None,
+            data: None,
             next_qp: 1,
             umad: Umad::new(config.answer_timeout),
             events: VecDeque::new(),
@@ -106,6 +109,13 @@ impl<F: PortFiles> LinuxHca<F> {
             secrets: config.secret.numbers(),
             is_dead: false,
         })
+    }
+
+    /// Has data from now on, of a device whose regions are of these files. Before there are objects.
+    pub(crate) fn set_data(&mut self, data: Data, files: MappedFiles) {
+        let device = data.device.clone();
+        self.memory.set_host(HostMemoryOf { device, files });
+        self.data = Some(data);
     }
 
     /// The port's files.
@@ -120,9 +130,13 @@ impl<F: PortFiles> LinuxHca<F> {
         self.umad.counters
     }
 
-    /// Takes note that one of the umad files can be read.
+    /// Takes note that one of the files can be read: of umad, or of events of libibverbs behind them.
     pub fn set_ready(&mut self, file: usize) {
-        self.umad.set_ready(file);
+        let event = file.checked_sub(FILES);
+        match (event, &mut self.data) {
+            (Some(event @ 0..2), Some(data)) => data.ready[event] = true,
+            _ => self.umad.set_ready(file),
+        }
     }
 
     /// Reads MADs from files that are ready, tries again what umad refused, and looks at the port each second. Returns `true` if there may
@@ -141,16 +155,23 @@ impl<F: PortFiles> LinuxHca<F> {
                 self.deliver(&from, &mad);
             }
         }
-        if now >= self.next_look {
+        self.take_news();
+        // Where there are events they say when to look.
+        if now >= self.next_look && self.data.is_none() {
             self.next_look = now + LOOK;
-            self.look();
+            self.look(PortChange::empty());
         }
         if self.umad.is_gone() {
             self.is_dead = true;
             self.events
                 .push_back(HcaEvent::Async(AsyncEvent::DeviceFatal));
         }
-        !self.is_dead && self.umad.is_ready()
+        !self.is_dead && self.is_ready()
+    }
+
+    fn is_ready(&self) -> bool {
+        let news = self.data.as_ref().map_or([false; 2], |data| data.ready);
+        news != [false; 2] || self.umad.is_ready()
     }
 
     /// Returns when to call [`Self::poll`] at the latest; `None` once the device is gone.
@@ -158,21 +179,19 @@ impl<F: PortFiles> LinuxHca<F> {
     pub fn poll_timeout(&self) -> Option<Instant> {
         let retry = self.umad.poll_timeout(self.now);
         (!self.is_dead).then(|| {
-            let at_once = self.umad.is_ready().then_some(self.now);
-            [retry, at_once]
-                .into_iter()
-                .flatten()
-                .fold(self.next_look, Instant::min)
-        })
+            let at_once = self.is_ready().then_some(self.now);
+            let look = self.data.is_none().then_some(self.next_look);
+            [retry, at_once, look].into_iter().flatten().min()
+        })?
     }
 
-    /// Looks at the port and raises an event if it has changed.
-    fn look(&mut self) {
+    /// Looks at the port and raises an event if it has changed, or if there is news of it besides.
+    fn look(&mut self, news: PortChange) {
         // A device that goes away takes its folder with it first.
         let Some(port) = Port::read(&mut |path| self.files.attribute(path)) else {
             return;
         };
-        let change = changes(&self.facts.port, &port);
+        let change = changes(&self.facts.port, &port) | news;
         self.facts.port = port;
         if change.is_empty() {
             return;

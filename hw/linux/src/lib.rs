@@ -2,27 +2,36 @@
 //!
 //! The function has the port's QP1 ([`QpKind::Special`](hca_api::QpKind::Special), [`SpecialQp::Gsi`](hca_api::SpecialQp::Gsi)),
 //! which is umad's files: a send request is written to one of them, and a MAD that is read completes a posted receive. State,
-//! addresses and tables of the port come from sysfs, which [`LinuxHca::poll`] reads each second. The function has no other queue
-//! pairs yet, hence no data.
+//! addresses and tables of the port come from sysfs, which [`LinuxHca::poll`] reads each second.
 //!
-//! [`LinuxHca`] is a machine over [`PortFiles`]: it has no clock and makes no system call itself. [`LinuxHca::open`] opens all files of
-//! a port; from then on they are only read and written.
+//! After [`LinuxHca::open_data`] it has queue pairs of RC, UC and UD as well, each of which is one of the host's, by libibverbs. Their
+//! regions are of memory in [`MappedFiles`]; asynchronous events take the place of looks at sysfs each second.
+//!
+//! [`LinuxHca`] is a machine over [`PortFiles`]: it has no clock, and for MADs makes no system call itself. [`LinuxHca::open`] opens
+//! all files of a port; from then on they are only read and written.
 
+mod attributes;
+mod data;
 mod error;
 mod files;
 mod gsi;
 mod hca;
 mod local_mad;
+mod mapped;
 mod memory;
 mod open;
+mod outstanding;
+mod pair;
 mod queue;
 mod sys;
 mod transactions;
 mod umad;
 
+pub use attributes::PORT;
 pub use error::OpenError;
 pub use files::OpenFiles;
-pub use hca::{LinuxHca, LinuxHcaConfig, PORT};
+pub use hca::{LinuxHca, LinuxHcaConfig};
+pub use mapped::{MappedFiles, MappedMemory};
 pub use open::PortConfig;
 pub use umad::{FILES, PortFiles, UNSOLICITED, UmadCounters};
 

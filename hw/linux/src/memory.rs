@@ -1,11 +1,16 @@
 //! The function's memory: protection domains, regions, and the bytes that work requests name in them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use hca_api::{
-    AccessFlags, AddressSpace, DmaFault, HcaError, LKey, MrHandle, MrKeys, MrKind, MrSpec,
+    AccessFlags, AddressSpace, DmaFault, FileRun, HcaError, LKey, MrHandle, MrKeys, MrKind, MrSpec,
     PdHandle, RKey, Sge,
 };
+
+use crate::attributes::{access_flags, refused};
+use crate::mapped::MappedFiles;
+use crate::sys::{Device, MemoryRegion, ProtectionDomain};
 
 /// Objects of each kind that the function may have.
 pub(crate) const MAX_OBJECTS: usize = 1 << 16;
@@ -27,6 +32,11 @@ impl<T> Default for Objects<T> {
 }
 
 impl<T> Objects<T> {
+    /// Returns the handle of the next object.
+    pub(crate) const fn next(&self) -> u32 {
+        self.next
+    }
+
     pub(crate) fn add(&mut self, object: T) -> Result<u32, HcaError> {
         if self.objects.len() >= MAX_OBJECTS {
             return Err(HcaError::InsufficientResources);
@@ -57,12 +67,53 @@ impl<T> Objects<T> {
 }
 
 /// A region.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Region {
     pd: PdHandle,
-    /// First byte and bytes; `None` for all of the address space.
+    /// First byte in the region's own address count, and bytes; `None` for all of the address space.
     range: Option<(u64, u64)>,
+    /// Address of the first byte.
+    addr: u64,
     is_writable: bool,
+    /// The region of the host, of memory that is mapped.
+    host: Option<MemoryRegion>,
+}
+
+impl Region {
+    /// Returns the address of bytes that an entry names. `None` if they are not in the region.
+    fn address(&self, sge: &Sge) -> Option<u64> {
+        let end = sge.addr.checked_add(u64::from(sge.len))?;
+        let Some((first, len)) = self.range else {
+            return Some(sge.addr);
+        };
+        let offset = sge.addr.checked_sub(first)?;
+        (end - first <= len).then(|| self.addr.wrapping_add(offset))
+    }
+}
+
+/// A device of the host, and the files that its regions can be of.
+#[derive(Clone, Debug)]
+pub(crate) struct HostMemoryOf {
+    pub(crate) device: Arc<Device>,
+    pub(crate) files: MappedFiles,
+}
+
+impl HostMemoryOf {
+    /// Registers memory with the device. Returns `None` for memory that is not one run of a mapped file.
+    fn register(
+        &self,
+        pd: &Arc<ProtectionDomain>,
+        run: &FileRun,
+        (iova, access): (u64, AccessFlags),
+    ) -> Result<Option<MemoryRegion>, HcaError> {
+        let Some(file) = self.files.get(run.file) else {
+            return Ok(None);
+        };
+        let len = usize::try_from(run.len).map_err(|_| HcaError::InvalidParameter)?;
+        let rights = (iova, access_flags(access));
+        let region = MemoryRegion::new(pd, &file, (run.offset, len), rights);
+        region.map(Some).map_err(|error| refused(&error))
+    }
 }
 
 /// The function's memory.
@@ -70,8 +121,12 @@ struct Region {
 pub(crate) struct Memory {
     space: Box<dyn AddressSpace>,
     is_reachable: bool,
-    pds: Objects<()>,
+    host: Option<HostMemoryOf>,
+    /// With domains of the host, if there is one.
+    pds: Objects<Option<Arc<ProtectionDomain>>>,
     regions: Objects<Region>,
+    /// Handles of regions of the host, by their local keys.
+    by_key: BTreeMap<u32, u32>,
 }
 
 impl Memory {
@@ -79,9 +134,15 @@ impl Memory {
         Self {
             space,
             is_reachable: true,
+            host: None,
             pds: Objects::default(),
             regions: Objects::default(),
+            by_key: BTreeMap::new(),
         }
+    }
+
+    pub(crate) fn set_host(&mut self, host: HostMemoryOf) {
+        self.host = Some(host);
     }
 
     pub(crate) fn space(&mut self) -> &mut dyn AddressSpace {
@@ -103,47 +164,100 @@ impl Memory {
     }
 
     pub(crate) fn add_pd(&mut self) -> Result<PdHandle, HcaError> {
-        self.pds.add(()).map(PdHandle)
+        let host = self.host.as_ref();
+        let domain = host.map(|host| ProtectionDomain::new(&host.device).map(Arc::new));
+        let domain = domain.transpose().map_err(|error| refused(&error))?;
+        self.pds.add(domain).map(PdHandle)
     }
 
     pub(crate) fn check_pd(&self, pd: PdHandle) -> Result<(), HcaError> {
-        self.pds.get(pd.0).copied()
+        self.pds.get(pd.0).map(|_| ())
+    }
+
+    /// Returns a protection domain of the host.
+    pub(crate) fn domain(&self, pd: PdHandle) -> Result<&Arc<ProtectionDomain>, HcaError> {
+        let domain = self.pds.get(pd.0)?;
+        domain.as_ref().ok_or(HcaError::Unsupported)
     }
 
     pub(crate) fn remove_pd(&mut self, pd: PdHandle) -> Result<(), HcaError> {
-        if self.regions.values().any(|region| region.pd == pd) {
+        let domain = self.pds.get(pd.0)?.as_ref();
+        let has_objects = domain.is_some_and(|domain| Arc::strong_count(domain) != 1);
+        if has_objects || self.regions.values().any(|region| region.pd == pd) {
             return Err(HcaError::InUse);
         }
-        self.pds.remove(pd.0)
+        self.pds.remove(pd.0).map(drop)
     }
 
     pub(crate) fn register(&mut self, spec: &MrSpec<'_>) -> Result<MrKeys, HcaError> {
         self.check_pd(spec.pd)?;
-        let range = match spec.kind {
-            MrKind::Virtual { addr, len } => {
-                addr.checked_add(len).ok_or(HcaError::InvalidParameter)?;
-                Some((addr, len))
-            }
-            MrKind::WholeSpace => None,
+        let (addr, range) = match spec.kind {
+            MrKind::Virtual { addr, len } => (addr, Some((addr, len))),
+            MrKind::Translated { addr, len, iova } => (addr, Some((iova, len))),
+            MrKind::WholeSpace => (0, None),
             _ => return Err(HcaError::Unsupported),
         };
+        if let Some((first, len)) = range {
+            for first in [addr, first] {
+                first.checked_add(len).ok_or(HcaError::InvalidParameter)?;
+            }
+        }
         if spec.key.is_some() {
             return Err(HcaError::Unsupported);
         }
+        let host = match range {
+            Some(range) => self.register_with_host(spec, addr, range)?,
+            None => None,
+        };
+        let remote = AccessFlags::REMOTE_READ
+            | AccessFlags::REMOTE_WRITE
+            | AccessFlags::REMOTE_ATOMIC
+            | AccessFlags::MW_BIND;
+        if host.is_none() && spec.access.intersects(remote) {
+            return Err(HcaError::Unsupported);
+        }
+        let keys = host.as_ref().map(MemoryRegion::keys);
         let number = self.regions.add(Region {
             pd: spec.pd,
             range,
+            addr,
             is_writable: spec.access.contains(AccessFlags::LOCAL_WRITE),
+            host,
         })?;
+        if let Some((lkey, _)) = keys {
+            self.by_key.insert(lkey, number);
+        }
+        let (lkey, rkey) = keys.unwrap_or((number, number));
         Ok(MrKeys {
             handle: MrHandle(number),
-            lkey: LKey(number),
-            rkey: RKey(number),
+            lkey: LKey(lkey),
+            rkey: RKey(rkey),
         })
     }
 
+    /// Registers memory with the host. Returns `None` if there is no host for it, or if the memory is not mapped: MADs alone can be
+    /// in it then.
+    fn register_with_host(
+        &self,
+        spec: &MrSpec<'_>,
+        addr: u64,
+        (first, len): (u64, u64),
+    ) -> Result<Option<MemoryRegion>, HcaError> {
+        let (Some(host), Some(runs)) = (&self.host, self.space.runs(addr, len)) else {
+            return Ok(None);
+        };
+        match runs.as_slice() {
+            [run] => host.register(self.domain(spec.pd)?, run, (first, spec.access)),
+            _ => Ok(None),
+        }
+    }
+
     pub(crate) fn deregister(&mut self, region: MrHandle) -> Result<(), HcaError> {
-        self.regions.remove(region.0).map(drop)
+        let region = self.regions.remove(region.0)?;
+        if let Some((lkey, _)) = region.host.as_ref().map(MemoryRegion::keys) {
+            self.by_key.remove(&lkey);
+        }
+        Ok(())
     }
 
     /// Reads bytes that a list names, as many as there is room for. Returns `false` if one is not in a region of the protection domain.
@@ -152,7 +266,8 @@ impl Memory {
             let left = std::mem::take(&mut to);
             let (part, rest) = left.split_at_mut(left.len().min(sge.len as usize));
             to = rest;
-            self.covers(pd, sge, false) && self.read(sge.addr, part).is_ok()
+            let address = self.address(pd, sge, false);
+            address.is_some_and(|address| self.read(address, part).is_ok())
         })
     }
 
@@ -161,7 +276,8 @@ impl Memory {
         list.iter().all(|sge| {
             let (part, rest) = bytes.split_at(bytes.len().min(sge.len as usize));
             bytes = rest;
-            part.is_empty() || self.covers(pd, sge, true) && self.write(sge.addr, part).is_ok()
+            let address = self.address(pd, sge, true);
+            part.is_empty() || address.is_some_and(|address| self.write(address, part).is_ok())
         })
     }
 
@@ -172,19 +288,54 @@ impl Memory {
         }
     }
 
-    fn covers(&self, pd: PdHandle, sge: &Sge, is_written: bool) -> bool {
-        let region = self.regions.get(sge.lkey.0);
-        region.is_ok_and(|region| {
-            let end = sge.addr.checked_add(u64::from(sge.len));
-            let is_inside = region.range.is_none_or(|(first, len)| {
-                first <= sge.addr && end.is_some_and(|end| end <= first + len)
-            });
-            region.pd == pd && is_inside && (region.is_writable || !is_written)
-        })
+    /// Returns the address of bytes that an entry names in a region of a protection domain.
+    fn address(&self, pd: PdHandle, sge: &Sge, is_written: bool) -> Option<u64> {
+        let of_host = self.by_key.get(&sge.lkey.0);
+        let named = |handle: &u32| self.regions.get(*handle).ok();
+        let by_number = || named(&sge.lkey.0).filter(|region| region.host.is_none());
+        let region = of_host.and_then(named).or_else(by_number)?;
+        let is_allowed = region.pd == pd && (region.is_writable || !is_written);
+        is_allowed.then(|| region.address(sge)).flatten()
     }
 }
 
 /// Returns the bytes that a list names.
 pub(crate) fn length(list: &[Sge]) -> u64 {
     list.iter().map(|sge| u64::from(sge.len)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use hca_api::HostMemory;
+
+    use super::*;
+
+    #[test]
+    fn memory_that_is_not_mapped_is_reached_by_addresses_of_the_region_and_by_no_peer() {
+        let mut memory = Memory::new(Box::new(HostMemory::new()));
+        let addr = memory.space().allocate(64).unwrap().addr;
+        let pd = memory.add_pd().unwrap();
+        let mut register = |access| {
+            memory.register(&MrSpec {
+                pd,
+                kind: MrKind::Translated {
+                    addr,
+                    len: 64,
+                    iova: 0x1000,
+                },
+                access,
+                key: None,
+            })
+        };
+        let remote = register(AccessFlags::REMOTE_READ);
+        assert_eq!(remote, Err(HcaError::Unsupported));
+        let lkey = register(AccessFlags::LOCAL_WRITE).unwrap().lkey;
+        let sge = |addr, len| Sge { addr, len, lkey };
+        assert!(memory.scatter(pd, &[sge(0x1010, 4)], b"vhca"));
+        let mut bytes = [0; 4];
+        memory.read(addr + 0x10, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"vhca");
+        assert!(!memory.gather(pd, &[sge(0x103d, 4)], &mut bytes));
+        assert!(!memory.gather(pd, &[sge(0xfff, 4)], &mut bytes));
+    }
 }

@@ -5,6 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use hca_api::AddressSpace;
 use ib_vtime::{Duration, Instant, Secret};
@@ -12,10 +13,12 @@ use ib_wire::mad::{Method, MgmtClass};
 use linux_abi::sysfs::Adapter;
 use umad_link::RegisterRequest2;
 
+use crate::data::Data;
 use crate::error::OpenError;
 use crate::files::OpenFiles;
 use crate::hca::{LinuxHca, LinuxHcaConfig};
-use crate::sys;
+use crate::mapped::MappedFiles;
+use crate::sys::{self, Device};
 use crate::umad::{FILES, UNSOLICITED};
 
 /// Open files that a process may usually have (`RLIMIT_NOFILE`).
@@ -87,6 +90,29 @@ impl LinuxHca<OpenFiles> {
             memory: config.memory,
         };
         Self::new(now, OpenFiles { umad, sysfs }, config).ok_or_else(unreadable)
+    }
+
+    /// Opens the device for data by libibverbs, with memory regions in the files. To be called before there are objects: queue
+    /// pairs need protection domains and completion queues that are made later.
+    ///
+    /// # Errors
+    /// [`OpenError::NoLibrary`], [`OpenError::NoVerbs`], [`OpenError::Kernel`]; nothing has changed then.
+    pub fn open_data(
+        &mut self,
+        device: &str,
+        port: u8,
+        files: MappedFiles,
+    ) -> Result<(), OpenError> {
+        let kernel = |why| OpenError::Kernel {
+            what: format!("libibverbs cannot open {device}"),
+            why,
+        };
+        let opened = Device::open(device).map_err(|_| OpenError::NoLibrary)?;
+        let opened = opened.map_err(kernel)?;
+        let opened = opened.ok_or_else(|| OpenError::NoVerbs(device.to_owned()))?;
+        let attributes = opened.attributes().map_err(kernel)?;
+        self.set_data(Data::new(Arc::new(opened), attributes, port), files);
+        Ok(())
     }
 }
 

@@ -1,8 +1,11 @@
 //! A completion queue.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use hca_api::{ArmKind, Completion, CompletionOp, CompletionStatus, HcaError};
+
+use crate::sys;
 
 /// Entries of the longest queue.
 pub(crate) const MAX_ENTRIES: u32 = 1 << 16;
@@ -13,6 +16,8 @@ pub(crate) struct CompletionQueue {
     capacity: usize,
     completions: VecDeque<Completion>,
     armed: Option<ArmKind>,
+    /// The host's queue, whose completions come here.
+    pub(crate) host: Option<Arc<sys::CompletionQueue>>,
 }
 
 /// The event that a completion raises.
@@ -32,6 +37,7 @@ impl CompletionQueue {
             capacity: 0,
             completions: VecDeque::new(),
             armed: None,
+            host: None,
         };
         queue.resize(entries)?;
         Ok(queue)
@@ -48,6 +54,15 @@ impl CompletionQueue {
 
     pub(crate) fn waiting(&self) -> usize {
         self.completions.len()
+    }
+
+    /// Returns the number of completions that fit.
+    pub(crate) fn room(&self) -> usize {
+        self.capacity - self.completions.len()
+    }
+
+    pub(crate) const fn armed(&self) -> Option<ArmKind> {
+        self.armed
     }
 
     pub(crate) fn poll(&mut self, out: &mut [Completion]) -> usize {

@@ -11,188 +11,55 @@
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
-use std::time::{Duration, Instant as Clock};
+use std::time::Duration;
 
-use hca_api::{Adapter, AsyncEvent, Consumer, GlobalRoute, Hca, HcaEvent, SpecialQp};
-use hca_functions::Functions;
-use hca_linux::{LinuxHca, OpenFiles, PORT};
+use hca_api::GlobalRoute;
 use ib_endpoint::cm::{CmEventKind, ConnId};
-use ib_endpoint::{EndPort, EndPortConfig, EndPortEvent, MadAddress, SaEvent, SaRequest};
-use ib_vtime::Instant;
+use ib_endpoint::{EndPortEvent, MadAddress, SaEvent, SaRequest};
 use ib_wire::cm::{CmSidrRep, CmSidrReq};
 use ib_wire::sa::{ComponentMask, NodeRecord, PathRecord};
-use ib_wire::{Gid, GidIndex, Guid, PKey, ServiceId};
-use pf_context::PfHost;
-use pf_context::context::PfConfig;
-use vf_proxy::native::ProxyQp;
+use ib_wire::{Gid, GidIndex, PKey, ServiceId};
 use vf_tunnel::VfId;
-use vhca_tests::live::linux_hca::{open, wait_for_files};
-use vhca_tests::world::vf_spec;
-
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+use vhca_tests::live::linux_pf::{Result, Shared};
 
 const SERVICE: ServiceId = ServiceId::new(0x1000);
 
 /// Requests that each VF sends at once.
 const EXCHANGES: usize = 40;
 
-/// MADs that a VF's port holds each way.
-const DEPTH: u32 = 128;
+/// The exchanges of an adapter's VFs.
+struct Exchanges(Shared);
 
-/// Time that anything may take.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// The software of a host on a VF.
-#[derive(Debug)]
-struct VfSoftware {
-    port: EndPort<ProxyQp>,
-    is_gone: bool,
-}
-
-impl VfSoftware {
-    /// Opens a VF's port. All VFs have the same transaction and communication ids.
-    fn open(hca: &mut dyn Hca) -> Result<Self> {
-        let proxy = ProxyQp::open(hca, SpecialQp::Gsi, PORT, DEPTH)?;
-        let config = EndPortConfig {
-            depth: DEPTH,
-            ..EndPortConfig::host(PORT, 7)
-        };
-        let port = EndPort::open_on(Instant::ZERO, hca, config, proxy, None)?;
-        Ok(Self {
-            port,
-            is_gone: false,
-        })
-    }
-}
-
-impl Consumer for VfSoftware {
-    fn handle_hca_event(&mut self, now: Instant, hca: &mut dyn Hca, event: &HcaEvent) {
-        self.is_gone |= *event == HcaEvent::Async(AsyncEvent::FunctionReset);
-        // A port that cannot be read now is read again with the next event.
-        let _ = self.port.handle_hca_event(now, hca, event);
-    }
-
-    fn poll(&mut self, now: Instant, hca: &mut dyn Hca) -> bool {
-        !self.is_gone && self.port.poll(now, hca)
-    }
-
-    fn poll_timeout(&self) -> Option<Instant> {
-        self.port.poll_timeout().filter(|_| !self.is_gone)
-    }
-}
-
-/// An adapter shared among VFs.
-struct Shared {
-    hca: LinuxHca<OpenFiles>,
-    functions: Functions,
-    pf: PfHost,
-    vfs: Vec<VfId>,
-    started: Clock,
-}
-
-impl Shared {
-    fn open(device: &str, port: u8, vfs: u16) -> Result<Self> {
-        let mut functions = Functions::new(vfs, 3);
-        let mut hca = open(device, port, functions.memory())?;
-        let node = hca.attributes().node_guid.get();
-        let mut adapter = functions.on(&mut hca);
-        let config = PfConfig::new(node);
-        let mut pf = PfHost::open(Instant::ZERO, &mut adapter, &config)?;
-        let vfs: Vec<_> = (1..=vfs).filter_map(VfId::new).collect();
-        for vf in &vfs {
-            let guid = Guid::new(node | u64::from(vf.get()) << 40);
-            pf.add_vf(Instant::ZERO, &mut adapter, *vf, vf_spec(guid))?;
-            let mut function = adapter.function((*vf).into()).ok_or("no function")?;
-            pf.place(*vf, Box::new(VfSoftware::open(&mut function)?))?;
-        }
-        Ok(Self {
-            hca,
-            functions,
-            pf,
-            vfs,
-            started: Clock::now(),
-        })
-    }
-
-    fn now(&self) -> Instant {
-        Instant::ZERO + self.started.elapsed()
-    }
-
-    /// Returns the software of a VF, to be used.
-    fn port(&mut self, vf: VfId) -> Result<&mut EndPort<ProxyQp>> {
-        let consumer = self.pf.consumer_mut(vf).ok_or("no consumer")?;
-        let software: &mut VfSoftware = consumer.downcast_mut().ok_or("another consumer")?;
-        Ok(&mut software.port)
-    }
-
-    fn gid(&mut self, vf: VfId) -> Result<Option<Gid>> {
-        Ok(self.port(vf)?.view().gid(GidIndex(0)))
-    }
-
-    /// Returns the next event of a VF.
-    fn event(&mut self) -> Result<(VfId, EndPortEvent)> {
-        let patience = Clock::now() + PATIENCE;
-        loop {
-            let now = self.now();
-            let mut goes_on = self.hca.poll(now);
-            let mut adapter = self.functions.on(&mut self.hca);
-            goes_on |= self.pf.poll(now, &mut adapter, &mut || false)?;
-            for vf in self.vfs.clone() {
-                if let Some(event) = self.port(vf)?.poll_event() {
-                    return Ok((vf, event));
-                }
-            }
-            if Clock::now() > patience {
-                return Err(format!("nothing came: {:?}", self.hca.counters()).into());
-            }
-            if !goes_on {
-                let due = [self.hca.poll_timeout(), self.pf.poll_timeout()];
-                let due = due.into_iter().flatten().min();
-                let wait = due.map(|due| due.saturating_duration_since(now));
-                wait_for_files(&mut self.hca, wait.unwrap_or(PATIENCE).min(PATIENCE))?;
-            }
-        }
-    }
-
+impl Exchanges {
     /// Waits until all VFs have GIDs, and prints them.
     fn bring_up(&mut self) -> Result<()> {
-        let mut gids = BTreeMap::new();
-        while gids.len() < self.vfs.len() {
-            self.event()?;
-            for vf in self.vfs.clone() {
-                let is_active = self.port(vf)?.view().state == ib_wire::smp::PortState::ACTIVE;
-                if let Some(gid) = self.gid(vf)?.filter(|_| is_active) {
-                    gids.insert(vf, gid);
-                }
-            }
-        }
-        for (vf, gid) in gids {
+        for (vf, gid) in self.0.bring_up()? {
             println!("{vf}: {gid}");
         }
         Ok(())
     }
 
     fn answer(&mut self, exchanges: usize) -> Result<()> {
-        for vf in self.vfs.clone() {
-            self.port(vf)?.cm().listen(SERVICE, u64::MAX)?;
+        for vf in self.0.vfs.clone() {
+            self.0.port(vf)?.cm().listen(SERVICE, u64::MAX)?;
         }
         self.bring_up()?;
-        for _ in 0..exchanges * self.vfs.len() {
+        for _ in 0..exchanges * self.0.vfs.len() {
             let (vf, conn) = self.request()?;
-            let now = self.now();
+            let now = self.0.now();
             let reply = CmSidrRep::default();
-            self.port(vf)?.cm().send_sidr_rep(now, conn, &reply)?;
+            self.0.port(vf)?.cm().send_sidr_rep(now, conn, &reply)?;
         }
         println!("answered {exchanges} each");
         // Answers that have not left yet would be lost with the files.
-        while self.event().is_ok() {}
+        while self.0.event().is_ok() {}
         Ok(())
     }
 
     /// Returns the next SIDR request.
     fn request(&mut self) -> Result<(VfId, ConnId)> {
         loop {
-            if let (vf, EndPortEvent::Cm(event)) = self.event()?
+            if let (vf, EndPortEvent::Cm(event)) = self.0.event()?
                 && matches!(event.kind, CmEventKind::SidrReqReceived { .. })
             {
                 return Ok((vf, event.conn));
@@ -202,12 +69,12 @@ impl Shared {
 
     fn ask(&mut self, gids: &[Gid]) -> Result<()> {
         self.bring_up()?;
-        let asked = self.vfs.clone().into_iter().zip(gids.iter().copied());
+        let asked = self.0.vfs.clone().into_iter().zip(gids.iter().copied());
         let asked: BTreeMap<_, _> = asked.collect();
-        let now = self.now();
+        let now = self.0.now();
         for (vf, to) in &asked {
-            let own = self.gid(*vf)?.ok_or("the VF has no GID")?;
-            let port = self.port(*vf)?;
+            let own = self.0.gid(*vf)?.ok_or("the VF has no GID")?;
+            let port = self.0.port(*vf)?;
             port.query(now, SaRequest::path_by_gids(own, *to, None));
             port.query(
                 now,
@@ -216,7 +83,7 @@ impl Shared {
         }
         let (mut paths, mut nodes) = (BTreeMap::new(), BTreeMap::new());
         while paths.len() + nodes.len() < 2 * asked.len() {
-            let (vf, EndPortEvent::Sa(SaEvent::Answered { result, .. })) = self.event()? else {
+            let (vf, EndPortEvent::Sa(SaEvent::Answered { result, .. })) = self.0.event()? else {
                 continue;
             };
             let answer = result?;
@@ -232,7 +99,7 @@ impl Shared {
         }
         for _ in 0..EXCHANGES {
             for (vf, path) in &paths {
-                let now = self.now();
+                let now = self.0.now();
                 let request = CmSidrReq {
                     service_id: SERVICE,
                     pkey: PKey::DEFAULT_FULL,
@@ -250,13 +117,13 @@ impl Shared {
                     ..MadAddress::gsi(path.dlid)
                 };
                 let second = Duration::from_secs(1);
-                let cm = self.port(*vf)?.cm();
+                let cm = self.0.port(*vf)?.cm();
                 cm.send_sidr_req(now, &to, &request, second, 8)?;
             }
         }
         let mut answers: BTreeMap<VfId, usize> = BTreeMap::new();
         while answers.values().sum::<usize>() < EXCHANGES * asked.len() {
-            if let (vf, EndPortEvent::Cm(event)) = self.event()? {
+            if let (vf, EndPortEvent::Cm(event)) = self.0.event()? {
                 let CmEventKind::SidrRepReceived { from, .. } = event.kind else {
                     return Err(format!("{vf}: {event:?}").into());
                 };
@@ -284,7 +151,8 @@ fn run() -> Result<()> {
     let [device, port, vfs, rest @ ..] = words.as_slice() else {
         return Err("which device and port, and how many VFs?".into());
     };
-    let mut shared = Shared::open(device, port.parse()?, vfs.parse()?)?;
+    let shared = Shared::open(device, port.parse()?, vfs.parse()?, None)?;
+    let mut shared = Exchanges(shared);
     match rest {
         ["answer", exchanges] => shared.answer(exchanges.parse()?),
         ["ask", gids @ ..] => {

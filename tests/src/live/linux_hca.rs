@@ -33,7 +33,7 @@ pub fn open(
 /// Errors of the system.
 pub fn wait_for_files(hca: &mut LinuxHca<OpenFiles>, most: Duration) -> rustix::io::Result<()> {
     let timeout = Timespec::try_from(most).map_err(|_| rustix::io::Errno::INVAL)?;
-    let files: Vec<_> = hca.files().descriptors().collect();
+    let files: Vec<_> = hca.descriptors().collect();
     let mut wanted: Vec<_> = files
         .iter()
         .map(|(_, file)| PollFd::from_borrowed_fd(*file, PollFlags::IN))

@@ -8,6 +8,7 @@
 mod capture;
 mod lab;
 pub mod linux_hca;
+pub mod linux_pf;
 mod memory_cgroup;
 mod process;
 

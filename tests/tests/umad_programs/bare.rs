@@ -24,6 +24,11 @@ pub(crate) fn two_bare() -> Served {
     Served::new(options(), is_up)
 }
 
+pub(crate) fn two_bare_with_verbs() -> Served {
+    let verbs = true;
+    Served::new(Options { verbs, ..options() }, is_up)
+}
+
 #[test]
 fn a_bare_node_is_shown_as_one_and_has_no_vfs() {
     let lab = Lab::build(&options(), 1).unwrap();

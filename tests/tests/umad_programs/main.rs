@@ -10,6 +10,7 @@
 )]
 
 mod bare;
+mod linux_data;
 mod linux_hca;
 mod service;
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use vhca::world::World;
 use vhca::{Runner, StopHandle};
-use vhca_service::serve::{Lab, Listener, Options, Service, UmadSocket};
+use vhca_service::serve::{Lab, Listener, Options, Service, UmadSocket, VerbsSocket};
 
 /// The preload library, built as `cargo build` does.
 pub(crate) fn library() -> &'static Path {
@@ -48,6 +48,10 @@ impl Served {
             let mut service = Service::new(Lab::build(&options, 1).unwrap());
             let listener = Listener::packets(&socket).unwrap();
             service.add_way_in(UmadSocket::new(listener).unwrap());
+            if options.verbs {
+                let listener = Listener::packets(&socket.with_extension("verbs")).unwrap();
+                service.add_way_in(VerbsSocket::new(listener));
+            }
             let mut runner = Runner::new(service).unwrap();
             let long = Duration::from_secs(60);
             let brought_up = runner.run_until(long, |service| ready(service.lab().world()));

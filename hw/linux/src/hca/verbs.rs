@@ -1,5 +1,7 @@
 //! The verbs.
 
+use std::sync::Arc;
+
 use hca_api::{
     AddressVector, ArmKind, AvHandle, Completion, CompletionOp, CqHandle, DeviceAttributes,
     DeviceCaps, DmaBuffer, DmaFault, FunctionAttributes, FunctionId, Hca, HcaError, HcaEvent,
@@ -11,7 +13,9 @@ use ib_vtime::Secret;
 use ib_wire::mad::Mad;
 use ib_wire::{Gid, GidIndex, Lid, PKey, PKeyIndex, PortNum, Qpn};
 
-use super::{LinuxHca, PORT, check_port, firmware, physical_state, port_state};
+use super::{LinuxHca, check_port, firmware, physical_state, port_state};
+use crate::attributes::{PORT, qp_type, refused};
+use crate::data::Data;
 use crate::gsi::{self, Gsi, MAX_INLINE, MAX_SGE, MAX_WR, NUMBERS};
 use crate::local_mad::{MTU, SUBNET_TIMEOUT, link_speed};
 use crate::memory::MAX_OBJECTS;
@@ -46,7 +50,7 @@ const LIMITS: Limits = Limits {
 
 impl<F: PortFiles> Hca for LinuxHca<F> {
     fn attributes(&self) -> DeviceAttributes {
-        let adapter = &self.facts.adapter;
+        let (adapter, data) = (&self.facts.adapter, self.data.as_ref());
         DeviceAttributes {
             vendor_id: self.facts.vendor_id,
             vendor_part_id: self.facts.device_id.into(),
@@ -57,8 +61,9 @@ impl<F: PortFiles> Hca for LinuxHca<F> {
             num_ports: 1,
             caps: DeviceCaps::RESIZE_CQ
                 | DeviceCaps::PORT_ACTIVE_EVENT
-                | DeviceCaps::SYSTEM_IMAGE_GUID,
-            limits: LIMITS,
+                | DeviceCaps::SYSTEM_IMAGE_GUID
+                | data.map_or(DeviceCaps::empty(), Data::caps),
+            limits: data.map_or(LIMITS, |data| data.limits(LIMITS)),
         }
     }
 
@@ -142,6 +147,9 @@ impl<F: PortFiles> Hca for LinuxHca<F> {
         if of_qp || self.addresses.values().any(|(owner, _)| *owner == pd) {
             return Err(HcaError::InUse);
         }
+        if let Some(data) = &mut self.data {
+            data.forget_addresses(pd);
+        }
         self.memory.remove_pd(pd)
     }
 
@@ -164,23 +172,33 @@ impl<F: PortFiles> Hca for LinuxHca<F> {
     }
 
     fn create_cq(&mut self, entries: u32) -> Result<CqHandle, HcaError> {
-        let queue = CompletionQueue::new(entries)?;
+        let mut queue = CompletionQueue::new(entries)?;
+        let number = self.queues.next();
+        queue.host = self.create_host_queue(entries, number)?;
         self.queues.add(queue).map(CqHandle)
     }
 
     fn resize_cq(&mut self, cq: CqHandle, entries: u32) -> Result<(), HcaError> {
-        self.queues.get_mut(cq.0)?.resize(entries)
+        let queue = self.queues.get_mut(cq.0)?;
+        if let Some(host) = &queue.host {
+            let entries = i32::try_from(entries).map_err(|_| HcaError::InvalidParameter)?;
+            host.resize(entries).map_err(|error| refused(&error))?;
+        }
+        queue.resize(entries)
     }
 
     fn destroy_cq(&mut self, cq: CqHandle) -> Result<(), HcaError> {
         let uses = |gsi: &Gsi| gsi.send_cq == cq || gsi.recv_cq == cq;
-        if self.gsi.as_ref().is_some_and(uses) {
+        let host = self.queues.get(cq.0)?.host.as_ref();
+        let has_pairs = host.is_some_and(|host| Arc::strong_count(host) != 1);
+        if has_pairs || self.gsi.as_ref().is_some_and(uses) {
             return Err(HcaError::InUse);
         }
         self.queues.remove(cq.0).map(drop)
     }
 
     fn poll_cq(&mut self, cq: CqHandle, out: &mut [Completion]) -> Result<usize, HcaError> {
+        self.fetch(cq);
         self.queues.get_mut(cq.0).map(|queue| queue.poll(out))
     }
 
@@ -190,7 +208,10 @@ impl<F: PortFiles> Hca for LinuxHca<F> {
     }
 
     fn arm_cq(&mut self, cq: CqHandle, kind: ArmKind) -> Result<bool, HcaError> {
-        self.queues.get_mut(cq.0).map(|queue| queue.arm(kind))
+        self.fetch(cq);
+        let has_some = self.queues.get_mut(cq.0)?.arm(kind);
+        self.arm_host(cq);
+        Ok(has_some)
     }
 
     fn create_srq(&mut self, _: SrqSpec) -> Result<SrqHandle, HcaError> {
@@ -218,20 +239,34 @@ impl<F: PortFiles> Hca for LinuxHca<F> {
     }
 
     fn create_qp(&mut self, spec: QpSpec) -> Result<(QpHandle, QpNumbers), HcaError> {
-        let gsi = Gsi::new(QpHandle(self.next_qp), PORT, &spec)?;
+        let handle = QpHandle(self.next_qp);
+        let next = self.next_qp.checked_add(1);
+        let next = next.ok_or(HcaError::InsufficientResources)?;
+        if self.data.is_some() && qp_type(spec.kind).is_some() {
+            let number = self.create_pair(handle, &spec)?;
+            self.next_qp = next;
+            let numbers = QpNumbers {
+                external: number,
+                real: number,
+            };
+            return Ok((handle, numbers));
+        }
+        let gsi = Gsi::new(handle, PORT, &spec)?;
         self.memory.check_pd(spec.pd)?;
         self.queues.get(spec.send_cq.0)?;
         self.queues.get(spec.recv_cq.0)?;
         if self.gsi.is_some() {
             return Err(HcaError::SpecialQpTaken);
         }
-        self.next_qp = self.next_qp.wrapping_add(1);
-        let handle = gsi.handle;
+        self.next_qp = next;
         self.gsi = Some(gsi);
         Ok((handle, NUMBERS))
     }
 
     fn modify_qp(&mut self, qp: QpHandle, change: &QpModify) -> Result<(), HcaError> {
+        if let Some((pair, port)) = self.pair_mut(qp) {
+            return pair.modify(port, change);
+        }
         let pkeys = self.facts.port.pkeys.len();
         let gsi = self.gsi_mut(qp)?;
         gsi.modify(PORT, pkeys, change)?;
@@ -242,10 +277,16 @@ impl<F: PortFiles> Hca for LinuxHca<F> {
     }
 
     fn query_qp(&self, qp: QpHandle) -> Result<QpAttributes, HcaError> {
-        self.gsi(qp).map(|gsi| gsi.attributes(PORT))
+        match self.pair(qp) {
+            Some(pair) => pair.query(),
+            None => self.gsi(qp).map(|gsi| gsi.attributes(PORT)),
+        }
     }
 
     fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), HcaError> {
+        if self.pair(qp).is_some() {
+            return self.destroy_pair(qp);
+        }
         self.gsi(qp)?;
         self.fail();
         self.gsi = None;
@@ -253,6 +294,9 @@ impl<F: PortFiles> Hca for LinuxHca<F> {
     }
 
     fn post_send(&mut self, qp: QpHandle, request: &SendRequest<'_>) -> Result<(), HcaError> {
+        if self.pair(qp).is_some() {
+            return self.send_by_host(qp, request);
+        }
         let gsi = self.gsi(qp)?;
         let (pd, cq, caps) = (gsi.pd, gsi.send_cq, gsi.caps);
         let is_signalled = gsi.signal_all || request.flags.contains(SendFlags::SIGNALED);
@@ -299,6 +343,9 @@ impl<F: PortFiles> Hca for LinuxHca<F> {
     }
 
     fn post_recv(&mut self, qp: QpHandle, request: &RecvRequest<'_>) -> Result<(), HcaError> {
+        if let Some((pair, _)) = self.pair_mut(qp) {
+            return pair.receive(request);
+        }
         let gsi = self.gsi_mut(qp)?;
         gsi.post(request)?;
         if gsi.state == QpState::Error {
@@ -307,12 +354,18 @@ impl<F: PortFiles> Hca for LinuxHca<F> {
         Ok(())
     }
 
-    fn attach_multicast(&mut self, qp: QpHandle, _: Gid, _: Lid) -> Result<(), HcaError> {
+    fn attach_multicast(&mut self, qp: QpHandle, mgid: Gid, mlid: Lid) -> Result<(), HcaError> {
+        if let Some((pair, _)) = self.pair_mut(qp) {
+            return pair.attach((mgid, mlid), true);
+        }
         self.gsi(qp)?;
         Err(HcaError::InvalidQpKind)
     }
 
-    fn detach_multicast(&mut self, qp: QpHandle, _: Gid, _: Lid) -> Result<(), HcaError> {
+    fn detach_multicast(&mut self, qp: QpHandle, mgid: Gid, mlid: Lid) -> Result<(), HcaError> {
+        if let Some((pair, _)) = self.pair_mut(qp) {
+            return pair.attach((mgid, mlid), false);
+        }
         self.gsi(qp)?;
         Err(HcaError::InvalidParameter)
     }

@@ -1,8 +1,4 @@
-//! The `ioctl` of umad, and all `unsafe` of the crate. By libc, whose functions a preload library can stand in for.
-#![expect(
-    unsafe_code,
-    reason = "the kernel's interface takes the address of its argument"
-)]
+//! The `ioctl` of umad.
 
 use std::fs::File;
 use std::io;

@@ -1,0 +1,361 @@
+//! A queue pair of the host.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use hca_api::{
+    Completion, CompletionOp, CompletionStatus, CqHandle, GlobalRoute, HcaError, Payload, PdHandle,
+    QpAttributes, QpHandle, QpKind, QpModify, QpSpec, QpState, ReceiveMode, RecvRequest,
+    RemoteAddress, SendFlags, SendOp, SendRequest, Sge, SourceAddress,
+};
+use ib_wire::packet::Grh;
+use ib_wire::{Gid, GidIndex, Lid, PKeyIndex, Qpn, Sl};
+use zerocopy::FromBytes;
+
+use crate::attributes::{
+    PORT, attributes, caps, completion_flags, host_caps, host_change, qp_type, refused,
+    refused_request, status,
+};
+use crate::gsi::{MAX_SGE, MAX_WR};
+use crate::outstanding::Outstanding;
+use crate::sys::abi::{self, WC_RECV_RDMA_WITH_IMM, Wc, opcode, send_flags};
+use crate::sys::{self, AddressHandle, Parts, QueuePair, Remote};
+
+/// A send that the host has.
+#[derive(Debug)]
+struct Sent {
+    wr_id: u64,
+    op: CompletionOp,
+    /// Its destination, which the host may look at until the request is complete.
+    _address: Option<Arc<AddressHandle>>,
+}
+
+/// A receive that the host has.
+#[derive(Debug)]
+struct Received {
+    wr_id: u64,
+    /// The list of a datagram, in which its route is.
+    scatter: Vec<Sge>,
+}
+
+/// A queue pair of the host.
+///
+/// Requests have names of this type's making there: the handle of the queue pair, the number of the request, and its queue.
+#[derive(Debug)]
+pub(crate) struct Pair {
+    qp: QueuePair,
+    handle: QpHandle,
+    kind: QpKind,
+    pub(crate) pd: PdHandle,
+    pub(crate) send_cq: CqHandle,
+    pub(crate) recv_cq: CqHandle,
+    caps: hca_api::QpCaps,
+    /// The state that it was brought to last; the host alone knows of errors.
+    state: QpState,
+    sent: Outstanding<Sent>,
+    received: Outstanding<Received>,
+    pub(crate) groups: BTreeSet<(Gid, Lid)>,
+    list: Vec<abi::Sge>,
+}
+
+/// Returns the handle of the queue pair whose request has a name.
+pub(crate) fn owner(wr_id: u64) -> QpHandle {
+    QpHandle(u32::try_from(wr_id >> 32).unwrap_or(0))
+}
+
+impl Pair {
+    /// Makes a queue pair.
+    pub(crate) fn new(handle: QpHandle, spec: &QpSpec, parts: Parts) -> Result<Self, HcaError> {
+        let number = qp_type(spec.kind).ok_or(HcaError::Unsupported)?;
+        let is_posted = matches!(spec.receives, ReceiveMode::Posted);
+        if !is_posted || spec.srq.is_some() || spec.qpn.is_some() || spec.block_multicast_loopback {
+            return Err(HcaError::Unsupported);
+        }
+        let asked = &spec.caps;
+        if asked.max_send_wr.max(asked.max_recv_wr) > MAX_WR
+            || asked.max_send_sge.max(asked.max_recv_sge) > MAX_SGE
+        {
+            return Err(HcaError::InvalidParameter);
+        }
+        let sizes = (host_caps(asked), spec.signal_all);
+        let made = QueuePair::new(parts, number, sizes, handle.0);
+        let (qp, given) = made.map_err(|error| refused(&error))?;
+        Ok(Self {
+            qp,
+            handle,
+            kind: spec.kind,
+            pd: spec.pd,
+            send_cq: spec.send_cq,
+            recv_cq: spec.recv_cq,
+            caps: caps(&given),
+            state: QpState::Reset,
+            sent: Outstanding::default(),
+            received: Outstanding::default(),
+            groups: BTreeSet::new(),
+            list: Vec::new(),
+        })
+    }
+
+    pub(crate) const fn is_datagram(&self) -> bool {
+        self.kind.is_datagram()
+    }
+
+    /// Returns the number, which is the host's.
+    pub(crate) fn number(&self) -> Qpn {
+        Qpn::from_low_bits(self.qp.number())
+    }
+
+    /// Changes it, on a port of the host.
+    pub(crate) fn modify(&mut self, port: u8, change: &QpModify) -> Result<(), HcaError> {
+        let (attributes, mask) = host_change(port, change)?;
+        if mask == 0 {
+            return Ok(());
+        }
+        let modified = self.qp.modify(attributes, mask);
+        modified.map_err(|error| match refused(&error) {
+            HcaError::InvalidParameter => HcaError::InvalidAttribute,
+            other => other,
+        })?;
+        self.state = change.state.unwrap_or(self.state);
+        if self.state == QpState::Reset {
+            self.sent.take();
+            self.received.take();
+        }
+        Ok(())
+    }
+
+    pub(crate) fn query(&self) -> Result<QpAttributes, HcaError> {
+        let found = self.qp.query().map_err(|error| refused(&error))?;
+        Ok(attributes((self.kind, self.number(), self.caps), &found))
+    }
+
+    fn name(&self, number: u32, is_receive: bool) -> u64 {
+        u64::from(self.handle.0) << 32 | u64::from(number) << 1 | u64::from(is_receive)
+    }
+
+    fn set_list(&mut self, list: &[Sge], most: u32) -> Result<(), HcaError> {
+        if list.len() > most as usize {
+            return Err(HcaError::TooManySges);
+        }
+        self.list.clear();
+        self.list.extend(list.iter().map(|sge| abi::Sge {
+            addr: sge.addr,
+            length: sge.len,
+            lkey: sge.lkey.0,
+        }));
+        Ok(())
+    }
+
+    pub(crate) fn receive(&mut self, request: &RecvRequest<'_>) -> Result<(), HcaError> {
+        if self.state == QpState::Reset {
+            return Err(HcaError::InvalidQpState);
+        }
+        if self.received.len() >= self.caps.max_recv_wr as usize {
+            return Err(HcaError::QueueFull);
+        }
+        self.set_list(request.scatter, self.caps.max_recv_sge)?;
+        let name = self.name(self.received.next(), true);
+        let posted = self.qp.post_recv(name, &self.list);
+        posted.map_err(|error| refused_request(&error))?;
+        let is_datagram = self.kind.is_datagram();
+        let scatter = if is_datagram { request.scatter } else { &[] };
+        self.received.push(Received {
+            wr_id: request.wr_id,
+            scatter: scatter.to_vec(),
+        });
+        Ok(())
+    }
+
+    /// Posts a send. A datagram has an address.
+    pub(crate) fn send(
+        &mut self,
+        request: &SendRequest<'_>,
+        address: Option<Arc<AddressHandle>>,
+    ) -> Result<(), HcaError> {
+        use QpState::{Init, ReadyToReceive, Reset};
+
+        if matches!(self.state, Reset | Init | ReadyToReceive) {
+            return Err(HcaError::InvalidQpState);
+        }
+        if self.sent.len() >= self.caps.max_send_wr as usize {
+            return Err(HcaError::QueueFull);
+        }
+        let (inline, list) = match request.payload {
+            Payload::Inline(bytes) => (Some(bytes), &[][..]),
+            Payload::Gather(list) => (None, list),
+            // A request of libibverbs has either.
+            Payload::Headed(..) => return Err(HcaError::Unsupported),
+        };
+        if inline.is_some_and(|bytes| bytes.len() > self.caps.max_inline as usize) {
+            return Err(HcaError::TooManySges);
+        }
+        self.set_list(list, self.caps.max_send_sge)?;
+        let (op, opcode, immediate, mut remote) = operation(&request.op)?;
+        if let (Some(address), Some(to)) = (&address, &request.destination) {
+            remote = Remote::Datagram(address, to.qpn.get(), to.qkey.get());
+        }
+        let mut flags = 0;
+        for (given, bit) in [
+            (SendFlags::SIGNALED, send_flags::SIGNALED),
+            (SendFlags::SOLICITED, send_flags::SOLICITED),
+            (SendFlags::FENCE, send_flags::FENCE),
+            (SendFlags::STRONG_FENCE, send_flags::FENCE),
+        ] {
+            flags |= bit * u32::from(request.flags.contains(given));
+        }
+        let posted = self.qp.post_send(&sys::Request {
+            wr_id: self.name(self.sent.next(), false),
+            opcode,
+            flags,
+            immediate,
+            inline,
+            list: &self.list,
+            remote,
+        });
+        posted.map_err(|error| refused_request(&error))?;
+        self.sent.push(Sent {
+            wr_id: request.wr_id,
+            op,
+            _address: address,
+        });
+        Ok(())
+    }
+
+    /// Returns a completion of the host as the consumer's, with the list of its receive. `None` for a request that is gone.
+    pub(crate) fn complete(&mut self, wc: &Wc) -> Option<(Completion, Vec<Sge>)> {
+        let number = u32::try_from(wc.wr_id & 0xffff_ffff).unwrap_or(0);
+        let (wr_id, op, scatter) = if number & 1 == 0 {
+            let sent = self.sent.complete(number >> 1)?;
+            (sent.wr_id, sent.op, Vec::new())
+        } else {
+            let op = match wc.opcode {
+                WC_RECV_RDMA_WITH_IMM => CompletionOp::RecvRdmaImm,
+                _ => CompletionOp::Recv,
+            };
+            let received = self.received.complete(number >> 1)?;
+            (received.wr_id, op, received.scatter)
+        };
+        let (status, cause) = status(wc.status, op);
+        let mut completion = Completion {
+            wr_id,
+            status,
+            cause,
+            op,
+            qpn: self.number(),
+            ..Completion::BLANK
+        };
+        if status != CompletionStatus::Success {
+            return Some((completion, Vec::new()));
+        }
+        completion.byte_len = wc.byte_len;
+        if number & 1 == 1 {
+            completion.flags = completion_flags(wc.wc_flags);
+            completion.immediate = match wc.wc_flags & abi::wc_flags::WITH_INV {
+                0 => u32::from_be(wc.imm_data),
+                _ => wc.imm_data,
+            };
+            completion.source = self.kind.is_datagram().then(|| SourceAddress {
+                port: PORT,
+                slid: Lid::new(wc.slid),
+                src_qpn: Qpn::from_low_bits(wc.src_qp),
+                sl: Sl::from_low_bits(wc.sl),
+                dlid_path_bits: wc.dlid_path_bits,
+                pkey_index: PKeyIndex(wc.pkey_index),
+                grh: None,
+            });
+        }
+        Some((completion, scatter))
+    }
+
+    /// Returns the ends of the requests that the host has not completed, with their completion queues.
+    pub(crate) fn flush(&mut self) -> Vec<(CqHandle, Completion)> {
+        let qpn = self.number();
+        let flushed = |wr_id, op| Completion {
+            wr_id,
+            status: CompletionStatus::Flushed,
+            op,
+            qpn,
+            ..Completion::BLANK
+        };
+        let received = self.received.take().into_iter();
+        let received = received.map(|request| flushed(request.wr_id, CompletionOp::Recv));
+        let mut ends: Vec<_> = received.map(|end| (self.recv_cq, end)).collect();
+        let sent = self.sent.take().into_iter();
+        let sent = sent.map(|request| flushed(request.wr_id, request.op));
+        ends.extend(sent.map(|end| (self.send_cq, end)));
+        ends
+    }
+
+    /// Joins a multicast group, or leaves it.
+    pub(crate) fn attach(&mut self, group: (Gid, Lid), joins: bool) -> Result<(), HcaError> {
+        if self.kind != QpKind::Ud {
+            return Err(HcaError::InvalidQpKind);
+        }
+        if self.groups.contains(&group) == joins {
+            let outcome = joins.then_some(());
+            return outcome.ok_or(HcaError::InvalidParameter);
+        }
+        let (mgid, mlid) = (&group.0.0, group.1.get());
+        // The host takes LIDs of multicast alone; adapters filter by GID.
+        let mlid = if mlid == 0 { 0xc000 } else { mlid };
+        if joins {
+            let attached = self.qp.attach(mgid, mlid);
+            attached.map_err(|error| refused(&error))?;
+            self.groups.insert(group);
+        } else {
+            let detached = self.qp.detach(mgid, mlid);
+            detached.map_err(|error| refused(&error))?;
+            self.groups.remove(&group);
+        }
+        Ok(())
+    }
+}
+
+/// Returns an operation as the host has it: its completion, its number (`enum ibv_wr_opcode`), its immediate data or key, and its place.
+fn operation(op: &SendOp<'_>) -> Result<(CompletionOp, u32, u32, Remote<'static>), HcaError> {
+    let memory = |at: &RemoteAddress| Remote::Memory(at.addr, at.rkey.0);
+    Ok(match op {
+        SendOp::Send => (CompletionOp::Send, opcode::SEND, 0, Remote::Peer),
+        SendOp::SendImmediate(data) => {
+            let number = opcode::SEND_WITH_IMM;
+            (CompletionOp::Send, number, data.to_be(), Remote::Peer)
+        }
+        SendOp::SendInvalidate(key) => {
+            let number = opcode::SEND_WITH_INV;
+            (CompletionOp::Send, number, key.0, Remote::Peer)
+        }
+        SendOp::RdmaWrite(at) => (CompletionOp::RdmaWrite, opcode::RDMA_WRITE, 0, memory(at)),
+        SendOp::RdmaWriteImmediate(at, data) => {
+            let number = opcode::RDMA_WRITE_WITH_IMM;
+            (CompletionOp::RdmaWrite, number, data.to_be(), memory(at))
+        }
+        SendOp::RdmaRead(at) => (CompletionOp::RdmaRead, opcode::RDMA_READ, 0, memory(at)),
+        SendOp::CompareSwap {
+            remote,
+            compare,
+            swap,
+        } => {
+            let place = Remote::Number(remote.addr, remote.rkey.0, *compare, *swap);
+            let number = opcode::ATOMIC_CMP_AND_SWP;
+            (CompletionOp::CompareSwap, number, 0, place)
+        }
+        SendOp::FetchAdd { remote, add } => {
+            let place = Remote::Number(remote.addr, remote.rkey.0, *add, 0);
+            let number = opcode::ATOMIC_FETCH_AND_ADD;
+            (CompletionOp::FetchAdd, number, 0, place)
+        }
+        _ => return Err(HcaError::Unsupported),
+    })
+}
+
+/// Returns the route of a datagram by the bytes in front of it.
+pub(crate) fn route(bytes: &[u8]) -> Option<GlobalRoute> {
+    let grh = Grh::read_from_bytes(bytes).ok()?;
+    Some(GlobalRoute {
+        remote_gid: grh.sgid,
+        sgid_index: GidIndex(0),
+        flow_label: grh.flow_label(),
+        hop_limit: grh.hop_limit,
+        traffic_class: grh.traffic_class(),
+    })
+}
