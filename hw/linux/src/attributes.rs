@@ -5,11 +5,11 @@ use std::io;
 use hca_api::{
     AccessFlags, AddressVector, Cause, CompletionFlags, CompletionOp, CompletionStatus,
     GlobalRoute, HcaError, MigrationState, QpAttributes, QpCaps, QpKind, QpModify, QpNumbers,
-    QpState,
+    QpState, Sge,
 };
 use ib_wire::{Gid, GidIndex, Lid, Mtu, PKeyIndex, PortNum, Psn, QKey, Qpn, Rate, Sl};
 
-use crate::sys::abi::{AhAttr, GlobalRoute as Route, QpAttr, QpCap, attr_mask, wc_flags};
+use crate::sys::abi::{self, AhAttr, GlobalRoute as Route, QpAttr, QpCap, attr_mask, wc_flags};
 
 /// The function's one port, whichever of the HCA's it is.
 pub const PORT: PortNum = PortNum(1);
@@ -37,6 +37,16 @@ pub(crate) fn refused_request(error: &io::Error) -> HcaError {
 /// Returns rights as `enum ibv_access_flags`, which has other bits behind the first six.
 pub(crate) fn access_flags(access: AccessFlags) -> i32 {
     (access - AccessFlags::REMOTE_INVALIDATE).bits().into()
+}
+
+impl From<&Sge> for abi::Sge {
+    fn from(sge: &Sge) -> Self {
+        Self {
+            addr: sge.addr,
+            length: sge.len,
+            lkey: sge.lkey.0,
+        }
+    }
 }
 
 /// Returns the number of a type of queue pairs (`enum ibv_qp_type`); `None` for types that user space cannot have.

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use hca_api::{AddressVector, DeviceCaps, HcaError, Limits, PdHandle, QpHandle};
 
 use crate::attributes::{PORT, host_address, refused};
+use crate::memory::Objects;
 use crate::pair::Pair;
+use crate::shared_receives::SharedReceives;
 use crate::sys::abi::DeviceAttr;
 use crate::sys::{AddressHandle, Device, ProtectionDomain};
 
@@ -27,6 +29,9 @@ pub(crate) struct Data {
     /// The port of the host.
     pub(crate) port: u8,
     pub(crate) pairs: BTreeMap<QpHandle, Pair>,
+    /// Queue pairs by their numbers.
+    pub(crate) numbers: BTreeMap<u32, QpHandle>,
+    pub(crate) srqs: Objects<SharedReceives>,
     addresses: BTreeMap<(PdHandle, AddressVector), Arc<AddressHandle>>,
     /// There may be news of completions, and asynchronous events.
     pub(crate) ready: [bool; 2],
@@ -39,6 +44,8 @@ impl Data {
             attributes,
             port,
             pairs: BTreeMap::new(),
+            numbers: BTreeMap::new(),
+            srqs: Objects::default(),
             addresses: BTreeMap::new(),
             ready: [true; 2],
         }
@@ -47,6 +54,7 @@ impl Data {
     /// Returns the abilities of the device that queue pairs have.
     pub(crate) fn caps(&self) -> DeviceCaps {
         let mut caps = DeviceCaps::RC | DeviceCaps::UC | DeviceCaps::UD;
+        caps.set(DeviceCaps::SRQ, self.attributes.max_srq != 0);
         caps.set(DeviceCaps::ATOMIC, self.attributes.atomic_cap != 0);
         for (bit, ability) in ABILITIES {
             caps.set(ability, self.attributes.device_cap_flags & bit != 0);
@@ -65,6 +73,8 @@ impl Data {
             max_sge: own.max_sge.min(count(found.max_sge)),
             max_cq: own.max_cq.min(count(found.max_cq)),
             max_cqe: own.max_cqe.min(count(found.max_cqe)),
+            max_srq: own.max_pd.min(count(found.max_srq)),
+            max_srq_wr: own.max_qp_wr.min(count(found.max_srq_wr)),
             max_mr: own.max_mr.min(count(found.max_mr)),
             max_mr_size: found.max_mr_size,
             max_pd: own.max_pd.min(count(found.max_pd)),

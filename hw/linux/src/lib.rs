@@ -23,6 +23,7 @@ mod open;
 mod outstanding;
 mod pair;
 mod queue;
+mod shared_receives;
 mod sys;
 mod transactions;
 mod umad;

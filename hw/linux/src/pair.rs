@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hca_api::{
     Completion, CompletionOp, CompletionStatus, CqHandle, GlobalRoute, HcaError, Payload, PdHandle,
     QpAttributes, QpHandle, QpKind, QpModify, QpSpec, QpState, ReceiveMode, RecvRequest,
-    RemoteAddress, SendFlags, SendOp, SendRequest, Sge, SourceAddress,
+    RemoteAddress, SendFlags, SendOp, SendRequest, Sge, SourceAddress, SrqHandle,
 };
 use ib_wire::packet::Grh;
 use ib_wire::{Gid, GidIndex, Lid, PKeyIndex, Qpn, Sl};
@@ -18,6 +18,7 @@ use crate::attributes::{
 };
 use crate::gsi::{MAX_SGE, MAX_WR};
 use crate::outstanding::Outstanding;
+use crate::shared_receives::Received;
 use crate::sys::abi::{self, WC_RECV_RDMA_WITH_IMM, Wc, opcode, send_flags};
 use crate::sys::{self, AddressHandle, Parts, QueuePair, Remote};
 
@@ -28,14 +29,6 @@ struct Sent {
     op: CompletionOp,
     /// Its destination, which the host may look at until the request is complete.
     _address: Option<Arc<AddressHandle>>,
-}
-
-/// A receive that the host has.
-#[derive(Debug)]
-struct Received {
-    wr_id: u64,
-    /// The list of a datagram, in which its route is.
-    scatter: Vec<Sge>,
 }
 
 /// A queue pair of the host.
@@ -54,13 +47,36 @@ pub(crate) struct Pair {
     state: QpState,
     sent: Outstanding<Sent>,
     received: Outstanding<Received>,
+    has_srq: bool,
     pub(crate) groups: BTreeSet<(Gid, Lid)>,
     list: Vec<abi::Sge>,
 }
 
-/// Returns the handle of the queue pair whose request has a name.
-pub(crate) fn owner(wr_id: u64) -> QpHandle {
-    QpHandle(u32::try_from(wr_id >> 32).unwrap_or(0))
+/// Bit of a name of a shared receive queue's, whose handle is in place of the queue pair's.
+const SHARED: u64 = 1 << 63;
+
+/// The owner of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// The queue pair.
+    Pair(QpHandle),
+    /// The shared receive queue, with the number of the request there.
+    Shared(SrqHandle, u32),
+}
+
+/// Returns the owner of a request by its name.
+pub(crate) fn owner(wr_id: u64) -> Owner {
+    let handle = u32::try_from((wr_id & !SHARED) >> 32).unwrap_or(0);
+    let number = u32::try_from(wr_id & 0xffff_ffff).unwrap_or(0);
+    match wr_id & SHARED {
+        0 => Owner::Pair(QpHandle(handle)),
+        _ => Owner::Shared(SrqHandle(handle), number),
+    }
+}
+
+/// Returns the name of a request of a shared receive queue.
+pub(crate) fn shared_name(srq: SrqHandle, number: u32) -> u64 {
+    SHARED | u64::from(srq.0) << 32 | u64::from(number)
 }
 
 impl Pair {
@@ -68,7 +84,7 @@ impl Pair {
     pub(crate) fn new(handle: QpHandle, spec: &QpSpec, parts: Parts) -> Result<Self, HcaError> {
         let number = qp_type(spec.kind).ok_or(HcaError::Unsupported)?;
         let is_posted = matches!(spec.receives, ReceiveMode::Posted);
-        if !is_posted || spec.srq.is_some() || spec.qpn.is_some() || spec.block_multicast_loopback {
+        if !is_posted || spec.qpn.is_some() || spec.block_multicast_loopback {
             return Err(HcaError::Unsupported);
         }
         let asked = &spec.caps;
@@ -91,6 +107,7 @@ impl Pair {
             state: QpState::Reset,
             sent: Outstanding::default(),
             received: Outstanding::default(),
+            has_srq: spec.srq.is_some(),
             groups: BTreeSet::new(),
             list: Vec::new(),
         })
@@ -138,17 +155,16 @@ impl Pair {
             return Err(HcaError::TooManySges);
         }
         self.list.clear();
-        self.list.extend(list.iter().map(|sge| abi::Sge {
-            addr: sge.addr,
-            length: sge.len,
-            lkey: sge.lkey.0,
-        }));
+        self.list.extend(list.iter().map(abi::Sge::from));
         Ok(())
     }
 
     pub(crate) fn receive(&mut self, request: &RecvRequest<'_>) -> Result<(), HcaError> {
         if self.state == QpState::Reset {
             return Err(HcaError::InvalidQpState);
+        }
+        if self.has_srq {
+            return Err(HcaError::InvalidParameter);
         }
         if self.received.len() >= self.caps.max_recv_wr as usize {
             return Err(HcaError::QueueFull);
@@ -221,19 +237,25 @@ impl Pair {
         Ok(())
     }
 
-    /// Returns a completion of the host as the consumer's, with the list of its receive. `None` for a request that is gone.
-    pub(crate) fn complete(&mut self, wc: &Wc) -> Option<(Completion, Vec<Sge>)> {
+    /// Returns a completion of the host as the consumer's, with the list of its receive, which is given if it is a shared one. `None`
+    /// for a request that is gone.
+    pub(crate) fn complete(
+        &mut self,
+        wc: &Wc,
+        shared: Option<Received>,
+    ) -> Option<(Completion, Vec<Sge>)> {
         let number = u32::try_from(wc.wr_id & 0xffff_ffff).unwrap_or(0);
-        let (wr_id, op, scatter) = if number & 1 == 0 {
-            let sent = self.sent.complete(number >> 1)?;
-            (sent.wr_id, sent.op, Vec::new())
-        } else {
+        let is_receive = shared.is_some() || number & 1 == 1;
+        let (wr_id, op, scatter) = if is_receive {
             let op = match wc.opcode {
                 WC_RECV_RDMA_WITH_IMM => CompletionOp::RecvRdmaImm,
                 _ => CompletionOp::Recv,
             };
-            let received = self.received.complete(number >> 1)?;
+            let received = shared.or_else(|| self.received.complete(number >> 1))?;
             (received.wr_id, op, received.scatter)
+        } else {
+            let sent = self.sent.complete(number >> 1)?;
+            (sent.wr_id, sent.op, Vec::new())
         };
         let (status, cause) = status(wc.status, op);
         let mut completion = Completion {
@@ -248,7 +270,7 @@ impl Pair {
             return Some((completion, Vec::new()));
         }
         completion.byte_len = wc.byte_len;
-        if number & 1 == 1 {
+        if is_receive {
             completion.flags = completion_flags(wc.wc_flags);
             completion.immediate = match wc.wc_flags & abi::wc_flags::WITH_INV {
                 0 => u32::from_be(wc.imm_data),

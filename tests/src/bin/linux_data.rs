@@ -13,10 +13,11 @@ use std::process::ExitCode;
 use std::{fs, thread};
 
 use hca_api::{
-    AccessFlags, AddressVector, ArmKind, Completion, CompletionFlags, CompletionOp,
+    AccessFlags, AddressVector, ArmKind, AsyncEvent, Completion, CompletionFlags, CompletionOp,
     CompletionStatus, CqHandle, DmaBuffer, GlobalRoute, MrHandle, MrKeys, MrKind, MrSpec, Payload,
     PdHandle, QpCaps, QpHandle, QpKind, QpModify, QpSpec, QpState, RKey, ReceiveMode, RecvRequest,
-    RemoteAddress, SendFlags, SendOp, SendRequest, Sge, UdAddress, UdDestination,
+    RemoteAddress, SendFlags, SendOp, SendRequest, Sge, SrqHandle, SrqSpec, UdAddress,
+    UdDestination,
 };
 use hca_linux::{MappedFiles, PORT};
 use ib_wire::{Gid, GidIndex, Lid, Mtu, PKeyIndex, Psn, QKey, Qpn, Sl};
@@ -108,12 +109,14 @@ struct Program {
     cq: CqHandle,
     buffer: DmaBuffer,
     region: MrKeys,
+    /// Of the one that answers: receives of its RC and UD.
+    srq: Option<SrqHandle>,
     qps: [QpHandle; 3],
     completions: VecDeque<Completion>,
 }
 
 impl Program {
-    fn open(device: &str, port: u8) -> Result<(Self, Address)> {
+    fn open(device: &str, port: u8, shares: bool) -> Result<(Self, Address)> {
         let mut shared = Shared::open(device, port, 1, Some(MappedFiles::default()))?;
         let vf = shared.vfs[0];
         let gids = shared.bring_up()?;
@@ -140,6 +143,16 @@ impl Program {
                 max_recv_sge: 2,
                 max_inline: 64,
             };
+            let srq = shares.then(|| {
+                hca.create_srq(SrqSpec {
+                    pd,
+                    max_wr: 16,
+                    max_sge: 2,
+                    limit: 0,
+                    receives: ReceiveMode::Posted,
+                })
+            });
+            let srq = srq.transpose()?;
             let mut made = Vec::new();
             for kind in KINDS {
                 made.push(hca.create_qp(QpSpec {
@@ -147,7 +160,7 @@ impl Program {
                     pd,
                     send_cq: cq,
                     recv_cq: cq,
-                    srq: None,
+                    srq: srq.filter(|_| kind != QpKind::Uc),
                     caps,
                     signal_all: false,
                     receives: ReceiveMode::Posted,
@@ -166,9 +179,9 @@ impl Program {
                 },
             };
             let qps = [0, 1, 2].map(|at: usize| made[at].0);
-            Ok(((pd, cq, buffer, region, qps), address))
+            Ok(((pd, cq, buffer, region, srq, qps), address))
         })?;
-        let (pd, cq, buffer, region, qps) = program;
+        let (pd, cq, buffer, region, srq, qps) = program;
         let program = Self {
             shared,
             vf,
@@ -176,6 +189,7 @@ impl Program {
             cq,
             buffer,
             region,
+            srq,
             qps,
             completions: VecDeque::new(),
         };
@@ -257,10 +271,14 @@ impl Program {
     }
 
     fn receive(&mut self, qp: usize, wr_id: u64, sge: Sge) -> Result<()> {
-        let qp = self.qps[qp];
+        let (qp, srq) = (self.qps[qp], self.srq.filter(|_| KINDS[qp] != QpKind::Uc));
         self.shared.with(self.vf, |hca| {
             let scatter = &[sge];
-            Ok(hca.post_recv(qp, &RecvRequest { wr_id, scatter })?)
+            let request = RecvRequest { wr_id, scatter };
+            Ok(match srq {
+                Some(srq) => hca.post_srq_recv(srq, &request)?,
+                None => hca.post_recv(qp, &request)?,
+            })
         })
     }
 
@@ -415,6 +433,13 @@ impl Program {
                 println!("{is_whole}, from the peer: {is_peers:?}");
             }
         }
+        let (vf, srq) = (self.vf, self.srq.ok_or("no shared receives")?);
+        let limit = AsyncEvent::SrqLimitReached(srq);
+        self.shared.until(|shared| {
+            let raised = &shared.software(vf)?.raised;
+            Ok(raised.contains(&limit).then_some(()))
+        })?;
+        println!("and was reached");
         let largest = SIZES[SIZES.len() - 1];
         let is_written = self.bytes(HALF, largest)? == message(largest);
         println!("written: {is_written}");
@@ -426,25 +451,32 @@ impl Program {
         self.initialize()?;
         self.write(NUMBER, &100_u64.to_ne_bytes())?;
         let mut at = 0;
-        for len in SIZES.into_iter().chain([64]) {
-            self.receive(0, at.into(), self.sge(at, len))?;
+        let messages = SIZES.map(|len| (0, len)).into_iter();
+        // Receives that are shared are taken in the order in which messages come.
+        for (qp, len) in messages.chain([(1, DATAGRAM), (2, ROUTE + DATAGRAM), (0, 64)]) {
+            self.receive(qp, at.into(), self.sge(at, len))?;
             at = (at + len).next_multiple_of(8);
         }
-        for qp in [1, 2] {
-            let sge = self.sge(at, ROUTE + DATAGRAM);
-            self.receive(qp, at.into(), sge)?;
-            at += sge.len.next_multiple_of(8);
+        if let Some(srq) = self.srq {
+            self.shared.with(self.vf, |hca| {
+                hca.modify_srq(srq, 2, None)?;
+                println!("the limit is {}", hca.query_srq(srq)?.limit);
+                Ok(())
+            })?;
         }
         Ok(())
     }
 
     fn close(mut self) -> Result<()> {
         let (qps, cq, pd, region) = (self.qps, self.cq, self.pd, self.region.handle);
-        let buffer = self.buffer;
+        let (buffer, srq) = (self.buffer, self.srq);
         self.shared.with(self.vf, |hca| {
             let in_use = (hca.destroy_cq(cq).is_err(), hca.dealloc_pd(pd).is_err());
             for qp in qps {
                 hca.destroy_qp(qp)?;
+            }
+            if let Some(srq) = srq {
+                hca.destroy_srq(srq)?;
             }
             hca.destroy_cq(cq)?;
             hca.deregister_mr(region)?;
@@ -463,7 +495,7 @@ fn run() -> Result<()> {
     let [device, port, role, own, peer] = words.as_slice() else {
         return Err("which device and port, ask or answer, and by which files?".into());
     };
-    let (mut program, address) = Program::open(device, port.parse()?)?;
+    let (mut program, address) = Program::open(device, port.parse()?, *role == "answer")?;
     program.prepare()?;
     fs::write(own, address.text())?;
     let begun = std::time::Instant::now();

@@ -38,6 +38,8 @@ pub struct VfSoftware {
     pub port: EndPort<ProxyQp>,
     /// Completion queues that were announced.
     pub announced: Vec<CqHandle>,
+    /// Asynchronous events, but for changes of the port.
+    pub raised: Vec<AsyncEvent>,
     is_gone: bool,
 }
 
@@ -53,6 +55,7 @@ impl VfSoftware {
         Ok(Self {
             port,
             announced: Vec::new(),
+            raised: Vec::new(),
             is_gone: false,
         })
     }
@@ -61,8 +64,10 @@ impl VfSoftware {
 impl Consumer for VfSoftware {
     fn handle_hca_event(&mut self, now: Instant, hca: &mut dyn Hca, event: &HcaEvent) {
         self.is_gone |= *event == HcaEvent::Async(AsyncEvent::FunctionReset);
-        if let HcaEvent::Completion(cq) = event {
-            self.announced.push(*cq);
+        match event {
+            HcaEvent::Completion(cq) => self.announced.push(*cq),
+            HcaEvent::Async(AsyncEvent::Port { .. }) => {}
+            HcaEvent::Async(event) => self.raised.push(*event),
         }
         // A port that cannot be read now is read again with the next event.
         let _ = self.port.handle_hca_event(now, hca, event);

@@ -31,10 +31,12 @@ a write beyond the region is refused: true
 destroyed: (true, true), true
 ";
     let answered = "\
+the limit is 2
 6 messages
 true, from the peer: None
 true, from the peer: Some(true)
 the end, 12345678
+and was reached
 written: true
 destroyed: (true, true), true
 ";

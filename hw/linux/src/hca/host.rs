@@ -4,17 +4,18 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use hca_api::{
-    AsyncEvent, CompletionFlags, CqHandle, HcaError, HcaEvent, PdHandle, PortChange, QpHandle,
-    QpSpec, SendRequest, Sge, SourceAddress, UdAddress,
+    AsyncEvent, Completion, CompletionFlags, CqHandle, HcaError, HcaEvent, PdHandle, PortChange,
+    QpHandle, QpSpec, SendRequest, Sge, SourceAddress, SrqHandle, SrqSpec, UdAddress,
 };
 use ib_wire::Qpn;
 
 use super::{BUDGET, GRH_SPACE, LinuxHca};
 use crate::attributes::refused;
 use crate::data::Data;
-use crate::pair::{Pair, owner, route};
+use crate::pair::{Owner, Pair, owner, route};
+use crate::shared_receives::SharedReceives;
 use crate::sys::abi::Wc;
-use crate::sys::{self, Parts, RaisedEvent};
+use crate::sys::{self, Parts, RaisedEvent, SharedQueue};
 use crate::umad::PortFiles;
 
 /// Completions that are taken from the host at a time.
@@ -53,11 +54,34 @@ impl<F: PortFiles> LinuxHca<F> {
             pd: self.memory.domain(spec.pd)?.clone(),
             send_cq: host(spec.send_cq)?,
             recv_cq: host(spec.recv_cq)?,
+            srq: spec.srq.map(|srq| self.shared_queue(srq)).transpose()?,
         };
         let pair = Pair::new(qp, spec, parts)?;
         let number = pair.number();
-        self.data()?.pairs.insert(qp, pair);
+        let data = self.data()?;
+        data.numbers.insert(number.get(), qp);
+        data.pairs.insert(qp, pair);
         Ok(number)
+    }
+
+    /// Returns a shared receive queue of the host.
+    fn shared_queue(&self, srq: SrqHandle) -> Result<Arc<SharedQueue>, HcaError> {
+        let data = self.data.as_ref().ok_or(HcaError::InvalidHandle)?;
+        Ok(data.srqs.get(srq.0)?.host.clone())
+    }
+
+    /// Makes a shared receive queue of the host.
+    pub(super) fn create_shared_queue(&mut self, spec: &SrqSpec) -> Result<SrqHandle, HcaError> {
+        let domain = self.memory.domain(spec.pd)?;
+        let data = self.data.as_mut().ok_or(HcaError::Unsupported)?;
+        let number = data.srqs.next();
+        let queue = SharedReceives::new(spec, |attr| SharedQueue::new(domain, attr, number))?;
+        data.srqs.add(queue).map(SrqHandle)
+    }
+
+    pub(super) fn shared(&mut self, srq: SrqHandle) -> Result<&mut SharedReceives, HcaError> {
+        let data = self.data.as_mut().ok_or(HcaError::InvalidHandle)?;
+        data.srqs.get_mut(srq.0)
     }
 
     /// Destroys a queue pair of the host. Requests that are not complete are flushed.
@@ -70,7 +94,9 @@ impl<F: PortFiles> LinuxHca<F> {
         for cq in queues {
             self.fetch(cq);
         }
-        if let Some(mut pair) = self.data()?.pairs.remove(&qp) {
+        let data = self.data()?;
+        if let Some(mut pair) = data.pairs.remove(&qp) {
+            data.numbers.remove(&pair.number().get());
             for (cq, end) in pair.flush() {
                 self.complete(cq, end);
             }
@@ -136,9 +162,7 @@ impl<F: PortFiles> LinuxHca<F> {
     }
 
     fn complete_by_host(&mut self, cq: CqHandle, wc: &Wc) {
-        let pair = self.pair_mut(owner(wc.wr_id));
-        let completed = pair.and_then(|(pair, _)| Some((pair.complete(wc)?, pair.pd)));
-        let Some(((mut completion, scatter), pd)) = completed else {
+        let Some(((mut completion, scatter), pd)) = self.completed(wc) else {
             return;
         };
         if completion.flags.contains(CompletionFlags::GRH)
@@ -147,6 +171,24 @@ impl<F: PortFiles> LinuxHca<F> {
             self.add_route(pd, &scatter, source);
         }
         self.complete(cq, completion);
+    }
+
+    /// Returns a completion of the host as the consumer's, with the list of its receive and the protection domain of that. `None` for
+    /// a request or a queue pair that is gone.
+    fn completed(&mut self, wc: &Wc) -> Option<((Completion, Vec<Sge>), PdHandle)> {
+        let data = self.data.as_mut()?;
+        match owner(wc.wr_id) {
+            Owner::Pair(qp) => {
+                let pair = data.pairs.get_mut(&qp)?;
+                Some((pair.complete(wc, None)?, pair.pd))
+            }
+            Owner::Shared(srq, number) => {
+                let shared = data.srqs.get_mut(srq.0).ok()?;
+                let (received, pd) = (shared.complete(number)?, shared.pd);
+                let pair = data.pairs.get_mut(data.numbers.get(&wc.qp_num)?)?;
+                Some((pair.complete(wc, Some(received))?, pd))
+            }
+        }
     }
 
     /// Reads the route of a datagram from its receive.
@@ -212,6 +254,8 @@ impl<F: PortFiles> LinuxHca<F> {
                 self.is_dead = true;
                 AsyncEvent::DeviceFatal
             }
+            14 => AsyncEvent::SrqError(SrqHandle(raised.object)),
+            15 => AsyncEvent::SrqLimitReached(SrqHandle(raised.object)),
             16 => AsyncEvent::LastWqeReached(qp),
             // What is new about the port is in sysfs.
             9..=13 | 18 if port == Some(raised.object) => return self.look(PortChange::empty()),

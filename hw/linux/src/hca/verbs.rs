@@ -19,6 +19,7 @@ use crate::data::Data;
 use crate::gsi::{self, Gsi, MAX_INLINE, MAX_SGE, MAX_WR, NUMBERS};
 use crate::local_mad::{MTU, SUBNET_TIMEOUT, link_speed};
 use crate::memory::MAX_OBJECTS;
+use crate::pair::shared_name;
 use crate::queue::{CompletionQueue, MAX_ENTRIES};
 use crate::umad::PortFiles;
 
@@ -214,20 +215,35 @@ impl<F: PortFiles> Hca for LinuxHca<F> {
         Ok(has_some)
     }
 
-    fn create_srq(&mut self, _: SrqSpec) -> Result<SrqHandle, HcaError> {
-        Err(HcaError::Unsupported)
+    fn create_srq(&mut self, spec: SrqSpec) -> Result<SrqHandle, HcaError> {
+        self.create_shared_queue(&spec)
     }
 
-    fn modify_srq(&mut self, _: SrqHandle, _: u32, _: Option<u32>) -> Result<(), HcaError> {
-        Err(HcaError::InvalidHandle)
+    fn modify_srq(
+        &mut self,
+        srq: SrqHandle,
+        limit: u32,
+        max_wr: Option<u32>,
+    ) -> Result<(), HcaError> {
+        self.shared(srq)?.modify(limit, max_wr)
     }
 
-    fn query_srq(&self, _: SrqHandle) -> Result<SrqAttributes, HcaError> {
-        Err(HcaError::InvalidHandle)
+    fn query_srq(&self, srq: SrqHandle) -> Result<SrqAttributes, HcaError> {
+        let data = self.data.as_ref().ok_or(HcaError::InvalidHandle)?;
+        data.srqs.get(srq.0)?.query()
     }
 
-    fn destroy_srq(&mut self, _: SrqHandle) -> Result<(), HcaError> {
-        Err(HcaError::InvalidHandle)
+    fn destroy_srq(&mut self, srq: SrqHandle) -> Result<(), HcaError> {
+        let has_pairs = Arc::strong_count(&self.shared(srq)?.host) != 1;
+        if has_pairs {
+            return Err(HcaError::InUse);
+        }
+        self.data()?.srqs.remove(srq.0).map(drop)
+    }
+
+    fn post_srq_recv(&mut self, srq: SrqHandle, request: &RecvRequest<'_>) -> Result<(), HcaError> {
+        let queue = self.shared(srq)?;
+        queue.post(request, |number| shared_name(srq, number))
     }
 
     fn reserve_qpns(&mut self, _: u32, _: u32) -> Result<Qpn, HcaError> {

@@ -33,7 +33,8 @@ pub(crate) struct ContextOps {
     pub(crate) poll_cq: Option<unsafe extern "C" fn(*mut Opaque, c_int, *mut Wc) -> c_int>,
     pub(crate) req_notify_cq: Option<unsafe extern "C" fn(*mut Opaque, c_int) -> c_int>,
     before_post_srq_recv: [*mut c_void; 7],
-    pub(crate) post_srq_recv: *mut c_void,
+    pub(crate) post_srq_recv:
+        Option<unsafe extern "C" fn(*mut Srq, *mut RecvWr, *mut *mut RecvWr) -> c_int>,
     before_post_send: [*mut c_void; 4],
     pub(crate) post_send:
         Option<unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int>,
@@ -84,6 +85,37 @@ pub(crate) struct Qp {
     pub(crate) srq: *mut Opaque,
     pub(crate) handle: u32,
     pub(crate) qp_num: u32,
+}
+
+/// Start of `struct ibv_srq`.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct Srq {
+    pub(crate) context: *mut Context,
+    pub(crate) srq_context: *mut c_void,
+}
+
+/// `struct ibv_srq_attr`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SrqAttr {
+    pub(crate) max_wr: u32,
+    pub(crate) max_sge: u32,
+    pub(crate) srq_limit: u32,
+}
+
+/// `struct ibv_srq_init_attr`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SrqInitAttr {
+    pub(crate) srq_context: *mut c_void,
+    pub(crate) attr: SrqAttr,
+}
+
+/// Bits of `enum ibv_srq_attr_mask`.
+pub(crate) mod srq_mask {
+    pub(crate) const MAX_WR: i32 = 1 << 0;
+    pub(crate) const LIMIT: i32 = 1 << 1;
 }
 
 /// `struct ibv_device_attr`.
@@ -174,7 +206,7 @@ pub(crate) struct QpInitAttr {
     pub(crate) qp_context: *mut c_void,
     pub(crate) send_cq: *mut Cq,
     pub(crate) recv_cq: *mut Cq,
-    pub(crate) srq: *mut Opaque,
+    pub(crate) srq: *mut Srq,
     pub(crate) cap: QpCap,
     pub(crate) qp_type: c_uint,
     pub(crate) sq_sig_all: c_int,
@@ -400,6 +432,8 @@ mod tests {
             "ibv_cq" Cq { "cq_context" cq_context, }
             "ibv_mr" Mr { "lkey" lkey, "rkey" rkey, }
             "ibv_qp" Qp { "qp_context" qp_context, "qp_num" qp_num, }
+            "ibv_srq" Srq { "srq_context" srq_context, }
+            "ibv_srq_init_attr" SrqInitAttr { "attr.srq_limit" attr.srq_limit, }
             "ibv_device_attr" DeviceAttr {
                 "max_qp" max_qp, "device_cap_flags" device_cap_flags, "atomic_cap" atomic_cap, "max_srq_sge" max_srq_sge,
                 "phys_port_cnt" phys_port_cnt,
@@ -428,6 +462,8 @@ mod tests {
             ("sizeof(struct ibv_sge)", size_of::<Sge>()),
             ("sizeof(struct ibv_send_wr)", size_of::<SendWr>()),
             ("sizeof(struct ibv_recv_wr)", size_of::<RecvWr>()),
+            ("sizeof(struct ibv_srq_attr)", size_of::<SrqAttr>()),
+            ("sizeof(struct ibv_srq_init_attr)", size_of::<SrqInitAttr>()),
             ("sizeof(struct ibv_wc)", size_of::<Wc>()),
             ("sizeof(struct ibv_async_event)", size_of::<AsyncEvent>()),
         ]);

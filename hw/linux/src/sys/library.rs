@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 
 use super::abi::{
     AhAttr, AsyncEvent, CompChannel, Context, Cq, DeviceAttr, Mr, Opaque, Qp, QpAttr, QpInitAttr,
+    Srq, SrqAttr, SrqInitAttr,
 };
 
 /// libibverbs cannot be loaded, or lacks a function.
@@ -77,6 +78,10 @@ functions! {
     ibv_destroy_cq: fn(*mut Cq) -> c_int;
     ibv_get_cq_event: fn(*mut CompChannel, *mut *mut Cq, *mut *mut c_void) -> c_int;
     ibv_ack_cq_events: fn(*mut Cq, u32) -> ();
+    ibv_create_srq: fn(*mut Opaque, *mut SrqInitAttr) -> *mut Srq;
+    ibv_modify_srq: fn(*mut Srq, *mut SrqAttr, c_int) -> c_int;
+    ibv_query_srq: fn(*mut Srq, *mut SrqAttr) -> c_int;
+    ibv_destroy_srq: fn(*mut Srq) -> c_int;
     ibv_create_qp: fn(*mut Opaque, *mut QpInitAttr) -> *mut Qp;
     ibv_modify_qp: fn(*mut Qp, *mut QpAttr, c_int) -> c_int;
     ibv_query_qp: fn(*mut Qp, *mut QpAttr, c_int, *mut QpInitAttr) -> c_int;

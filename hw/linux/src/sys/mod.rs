@@ -12,9 +12,11 @@ mod library;
 mod mapping;
 mod queues;
 mod resources;
+mod shared_receives;
 mod umad;
 
 pub(crate) use mapping::Mapping;
 pub(crate) use queues::{CompletionQueue, Parts, QueuePair, Remote, Request};
 pub(crate) use resources::{AddressHandle, Device, MemoryRegion, ProtectionDomain, RaisedEvent};
+pub(crate) use shared_receives::SharedQueue;
 pub(crate) use umad::register;

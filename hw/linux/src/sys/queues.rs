@@ -8,12 +8,8 @@ use super::abi::{
     Atomic, Cq, Qp, QpAttr, QpCap, QpInitAttr, Rdma, RecvWr, RemoteWr, SendWr, Sge, Ud, Wc,
     attr_mask, opcode, send_flags,
 };
-use super::resources::{AddressHandle, Device, ProtectionDomain, done, made};
-
-/// An operation that this provider lacks.
-fn unsupported() -> io::Error {
-    io::Error::from_raw_os_error(libc::EOPNOTSUPP)
-}
+use super::resources::{AddressHandle, Device, ProtectionDomain, count, done, made, unsupported};
+use super::shared_receives::SharedQueue;
 
 /// A completion queue.
 #[derive(Debug)]
@@ -109,6 +105,7 @@ pub(crate) struct Parts {
     pub(crate) pd: Arc<ProtectionDomain>,
     pub(crate) send_cq: Arc<CompletionQueue>,
     pub(crate) recv_cq: Arc<CompletionQueue>,
+    pub(crate) srq: Option<Arc<SharedQueue>>,
 }
 
 /// A queue pair.
@@ -135,7 +132,10 @@ impl QueuePair {
             qp_context: without_provenance_mut(number as usize),
             send_cq: parts.send_cq.cq.as_ptr(),
             recv_cq: parts.recv_cq.cq.as_ptr(),
-            srq: null_mut(),
+            srq: parts
+                .srq
+                .as_ref()
+                .map_or(null_mut(), |srq| srq.srq.as_ptr()),
             cap,
             qp_type,
             sq_sig_all: signals_all.into(),
@@ -283,10 +283,6 @@ impl QueuePair {
         // SAFETY: the library reads the GID.
         done(unsafe { (library.ibv_detach_mcast)(self.qp.as_ptr(), mgid, mlid) })
     }
-}
-
-fn count(list: &[Sge]) -> io::Result<i32> {
-    i32::try_from(list.len()).map_err(|_| io::ErrorKind::InvalidInput.into())
 }
 
 impl Drop for QueuePair {

@@ -6,7 +6,9 @@ use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-use super::abi::{AhAttr, AsyncEvent, CompChannel, Context, Cq, DeviceAttr, Mr, Opaque, Qp};
+use super::abi::{
+    AhAttr, AsyncEvent, CompChannel, Context, Cq, DeviceAttr, Mr, Opaque, Qp, Sge, Srq,
+};
 use super::library::{Library, MissingLibrary, library};
 use super::mapping::Mapping;
 
@@ -24,6 +26,16 @@ pub(super) fn done(result: i32) -> io::Result<()> {
     }
 }
 
+/// An operation that this provider lacks.
+pub(super) fn unsupported() -> io::Error {
+    io::Error::from_raw_os_error(libc::EOPNOTSUPP)
+}
+
+/// Returns the number of entries of a list.
+pub(super) fn count(list: &[Sge]) -> io::Result<i32> {
+    i32::try_from(list.len()).map_err(|_| io::ErrorKind::InvalidInput.into())
+}
+
 /// An asynchronous event: its type (`enum ibv_event_type`), and the number of the port, or that the object was made with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RaisedEvent {
@@ -31,9 +43,10 @@ pub(crate) struct RaisedEvent {
     pub(crate) object: u32,
 }
 
-/// Types of events whose object is a completion queue or a queue pair.
+/// Types of events whose object is a completion queue, a queue pair or a shared receive queue.
 const CQ_ERR: u32 = 0;
 const QP_EVENTS: [u32; 8] = [1, 2, 3, 4, 5, 6, 7, 16];
+const SRQ_EVENTS: [u32; 2] = [14, 15];
 
 /// An open device, with its channel of completions.
 #[derive(Debug)]
@@ -152,6 +165,7 @@ impl Device {
             match kind {
                 CQ_ERR => (*event.element.cast::<Cq>()).cq_context,
                 kind if QP_EVENTS.contains(&kind) => (*event.element.cast::<Qp>()).qp_context,
+                kind if SRQ_EVENTS.contains(&kind) => (*event.element.cast::<Srq>()).srq_context,
                 _ => event.element,
             }
         };
