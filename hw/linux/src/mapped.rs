@@ -84,15 +84,17 @@ impl MappedMemory {
 
 impl AddressSpace for MappedMemory {
     fn read(&self, addr: u64, buf: &mut [u8]) -> Result<(), DmaFault> {
-        let (place, len) = (self.find(addr, buf.len())?, buf.len());
-        let read = self.mapping.read(place, buf);
-        read.ok_or(DmaFault { addr, len })
+        let len = buf.len();
+        let bytes = self.mapping.at(self.find(addr, len)?, len);
+        bytes.ok_or(DmaFault { addr, len })?.read(buf);
+        Ok(())
     }
 
     fn write(&mut self, addr: u64, bytes: &[u8]) -> Result<(), DmaFault> {
         let len = bytes.len();
-        let written = self.mapping.write(self.find(addr, len)?, bytes);
-        written.ok_or(DmaFault { addr, len })
+        let place = self.mapping.at(self.find(addr, len)?, len);
+        place.ok_or(DmaFault { addr, len })?.write(bytes);
+        Ok(())
     }
 
     fn update_u64(
@@ -169,7 +171,7 @@ mod tests {
         let run = memory.runs(one.addr + 9, 100).unwrap()[0];
         let mut bytes = [0; 100];
         let file = files.get(run.file).unwrap();
-        file.read(run.offset, &mut bytes).unwrap();
+        file.at(run.offset, 100).unwrap().read(&mut bytes);
         assert_eq!((bytes, run.len), ([7; 100], 100));
         assert_eq!(memory.runs(two.addr, 9), None);
         let mut spaces = Spaces::new();

@@ -10,10 +10,13 @@ use hca_api::{
 
 use crate::attributes::{access_flags, refused};
 use crate::mapped::MappedFiles;
-use crate::sys::{Device, MemoryRegion, ProtectionDomain};
+use crate::sys::{Device, MemoryRegion, Piece, ProtectionDomain, RegionMemory};
 
 /// Objects of each kind that the function may have.
 pub(crate) const MAX_OBJECTS: usize = 1 << 16;
+
+/// Runs of files that a region may have, each of which is a mapping (`vm.max_map_count`).
+const MAX_RUNS: usize = 4096;
 
 /// The objects of a kind, by handles that are used once.
 #[derive(Debug)]
@@ -80,15 +83,23 @@ struct Region {
 }
 
 impl Region {
-    /// Returns the address of bytes that an entry names. `None` if they are not in the region.
-    fn address(&self, sge: &Sge) -> Option<u64> {
+    /// Returns the offset in the region of bytes that an entry names. `None` if they are not in it.
+    fn offset(&self, sge: &Sge) -> Option<u64> {
         let end = sge.addr.checked_add(u64::from(sge.len))?;
         let Some((first, len)) = self.range else {
             return Some(sge.addr);
         };
         let offset = sge.addr.checked_sub(first)?;
-        (end - first <= len).then(|| self.addr.wrapping_add(offset))
+        (end - first <= len).then_some(offset)
     }
+}
+
+/// The place of bytes of a region.
+enum Place<'a> {
+    /// At an offset of a region of the host.
+    Host(&'a MemoryRegion, u64),
+    /// At an address.
+    Space(u64),
 }
 
 /// A device of the host, and the files that its regions can be of.
@@ -99,19 +110,23 @@ pub(crate) struct HostMemoryOf {
 }
 
 impl HostMemoryOf {
-    /// Registers memory with the device. Returns `None` for memory that is not one run of a mapped file.
+    /// Registers memory with the device. Returns `None` for memory that is not in the mapped files.
     fn register(
         &self,
         pd: &Arc<ProtectionDomain>,
-        run: &FileRun,
+        runs: &[FileRun],
         (iova, access): (u64, AccessFlags),
     ) -> Result<Option<MemoryRegion>, HcaError> {
-        let Some(file) = self.files.get(run.file) else {
+        let piece = |run: &FileRun| {
+            let len = usize::try_from(run.len).ok()?;
+            Some((self.files.get(run.file)?, run.offset, len))
+        };
+        let Some(pieces) = runs.iter().map(piece).collect::<Option<Vec<Piece>>>() else {
             return Ok(None);
         };
-        let len = usize::try_from(run.len).map_err(|_| HcaError::InvalidParameter)?;
-        let rights = (iova, access_flags(access));
-        let region = MemoryRegion::new(pd, &file, (run.offset, len), rights);
+        let memory = RegionMemory::new(&pieces).map_err(|error| refused(&error))?;
+        let len = pieces.iter().map(|(.., len)| len).sum();
+        let region = MemoryRegion::new(pd, (memory, len), (iova, access_flags(access)));
         region.map(Some).map_err(|error| refused(&error))
     }
 }
@@ -195,6 +210,7 @@ impl Memory {
             MrKind::Virtual { addr, len } => (addr, Some((addr, len))),
             MrKind::Translated { addr, len, iova } => (addr, Some((iova, len))),
             MrKind::WholeSpace => (0, None),
+            MrKind::Physical { iova, len, .. } => (0, Some((iova, len))),
             _ => return Err(HcaError::Unsupported),
         };
         if let Some((first, len)) = range {
@@ -206,14 +222,15 @@ impl Memory {
             return Err(HcaError::Unsupported);
         }
         let host = match range {
-            Some(range) => self.register_with_host(spec, addr, range)?,
+            Some(range) => self.register_with_host(spec, range)?,
             None => None,
         };
         let remote = AccessFlags::REMOTE_READ
             | AccessFlags::REMOTE_WRITE
             | AccessFlags::REMOTE_ATOMIC
             | AccessFlags::MW_BIND;
-        if host.is_none() && spec.access.intersects(remote) {
+        let is_of_pages = matches!(spec.kind, MrKind::Physical { .. });
+        if host.is_none() && (is_of_pages || spec.access.intersects(remote)) {
             return Err(HcaError::Unsupported);
         }
         let keys = host.as_ref().map(MemoryRegion::keys);
@@ -240,16 +257,61 @@ impl Memory {
     fn register_with_host(
         &self,
         spec: &MrSpec<'_>,
-        addr: u64,
         (first, len): (u64, u64),
     ) -> Result<Option<MemoryRegion>, HcaError> {
-        let (Some(host), Some(runs)) = (&self.host, self.space.runs(addr, len)) else {
+        let Some(host) = &self.host else {
             return Ok(None);
         };
-        match runs.as_slice() {
-            [run] => host.register(self.domain(spec.pd)?, run, (first, spec.access)),
-            _ => Ok(None),
+        let runs = match spec.kind {
+            MrKind::Virtual { addr, .. } | MrKind::Translated { addr, .. } => {
+                self.space.runs(addr, len)
+            }
+            MrKind::Physical {
+                pages,
+                page_shift,
+                first_offset,
+                ..
+            } => self.runs_of_pages(pages, page_shift, (first_offset, len))?,
+            _ => None,
+        };
+        match runs {
+            Some(runs) if runs.len() > MAX_RUNS => Err(HcaError::InsufficientResources),
+            Some(runs) => host.register(self.domain(spec.pd)?, &runs, (first, spec.access)),
+            None => Ok(None),
         }
+    }
+
+    /// Returns the runs of files behind pages, of which so many bytes count from an offset on. `None` if some are in no file.
+    fn runs_of_pages(
+        &self,
+        pages: &[u64],
+        page_shift: u8,
+        (mut skipped, mut left): (u64, u64),
+    ) -> Result<Option<Vec<FileRun>>, HcaError> {
+        let page = 1_u64.checked_shl(page_shift.into());
+        let page = page.filter(|page| skipped < *page);
+        let page = page.ok_or(HcaError::InvalidParameter)?;
+        let mut all: Vec<FileRun> = Vec::new();
+        for addr in pages {
+            let len = left.min(page - skipped);
+            let Some(runs) = self.space.runs(addr.wrapping_add(skipped), len) else {
+                return Ok(None);
+            };
+            for run in runs {
+                match all.last_mut() {
+                    Some(last) if last.file == run.file && last.offset + last.len == run.offset => {
+                        last.len += run.len;
+                    }
+                    _ => all.push(run),
+                }
+            }
+            left -= len;
+            skipped = 0;
+            if left == 0 || all.len() > MAX_RUNS {
+                return Ok(Some(all));
+            }
+        }
+        Err(HcaError::InvalidParameter)
     }
 
     pub(crate) fn deregister(&mut self, region: MrHandle) -> Result<(), HcaError> {
@@ -266,8 +328,14 @@ impl Memory {
             let left = std::mem::take(&mut to);
             let (part, rest) = left.split_at_mut(left.len().min(sge.len as usize));
             to = rest;
-            let address = self.address(pd, sge, false);
-            address.is_some_and(|address| self.read(address, part).is_ok())
+            match self.place(pd, sge, false) {
+                Some(Place::Host(region, offset)) => {
+                    let bytes = region.memory.at(offset, part.len());
+                    bytes.map(|bytes| bytes.read(part)).is_some()
+                }
+                Some(Place::Space(address)) => self.read(address, part).is_ok(),
+                None => false,
+            }
         })
     }
 
@@ -276,8 +344,17 @@ impl Memory {
         list.iter().all(|sge| {
             let (part, rest) = bytes.split_at(bytes.len().min(sge.len as usize));
             bytes = rest;
-            let address = self.address(pd, sge, true);
-            part.is_empty() || address.is_some_and(|address| self.write(address, part).is_ok())
+            if part.is_empty() {
+                return true;
+            }
+            match self.place(pd, sge, true) {
+                Some(Place::Host(region, offset)) => {
+                    let place = region.memory.at(offset, part.len());
+                    place.map(|place| place.write(part)).is_some()
+                }
+                Some(Place::Space(address)) => self.write(address, part).is_ok(),
+                None => false,
+            }
         })
     }
 
@@ -288,14 +365,20 @@ impl Memory {
         }
     }
 
-    /// Returns the address of bytes that an entry names in a region of a protection domain.
-    fn address(&self, pd: PdHandle, sge: &Sge, is_written: bool) -> Option<u64> {
+    /// Returns the place of bytes that an entry names in a region of a protection domain.
+    fn place(&self, pd: PdHandle, sge: &Sge, is_written: bool) -> Option<Place<'_>> {
         let of_host = self.by_key.get(&sge.lkey.0);
         let named = |handle: &u32| self.regions.get(*handle).ok();
         let by_number = || named(&sge.lkey.0).filter(|region| region.host.is_none());
         let region = of_host.and_then(named).or_else(by_number)?;
-        let is_allowed = region.pd == pd && (region.is_writable || !is_written);
-        is_allowed.then(|| region.address(sge)).flatten()
+        let is_allowed = self.is_reachable && (region.is_writable || !is_written);
+        let offset = region
+            .offset(sge)
+            .filter(|_| is_allowed && region.pd == pd)?;
+        Some(match &region.host {
+            Some(host) => Place::Host(host, offset),
+            None => Place::Space(region.addr.wrapping_add(offset)),
+        })
     }
 }
 

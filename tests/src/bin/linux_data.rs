@@ -10,6 +10,7 @@
 
 use std::collections::VecDeque;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::{fs, thread};
 
 use hca_api::{
@@ -30,6 +31,12 @@ const SIZES: [u32; 6] = [1, 2, 4095, 4096, 65_536, 1 << 20];
 /// Bytes of each program's buffer: messages in the lower half, the peer's writes in the upper one, and its number behind both.
 const HALF: u32 = 1 << 21;
 const NUMBER: u32 = 2 * HALF;
+
+/// Pages whose order is the reverse in a region of their own, at this address, and where they are in the buffer.
+const PAGES: u32 = 256;
+const PAGE: u32 = 4096;
+const REVERSED: u32 = NUMBER + PAGE;
+const IOVA: u64 = 0x7000_0000;
 
 /// Bytes of a datagram, and the route in front of it.
 const DATAGRAM: u32 = 2000;
@@ -109,6 +116,7 @@ struct Program {
     cq: CqHandle,
     buffer: DmaBuffer,
     region: MrKeys,
+    reversed: MrKeys,
     /// Of the one that answers: receives of its RC and UD.
     srq: Option<SrqHandle>,
     qps: [QpHandle; 3],
@@ -123,7 +131,7 @@ impl Program {
         let (program, address) = shared.with(vf, |hca| {
             let pd = hca.alloc_pd()?;
             let cq = hca.create_cq(64)?;
-            let buffer = hca.allocate_dma(NUMBER as usize + 8)?;
+            let buffer = hca.allocate_dma((REVERSED + PAGES * PAGE) as usize)?;
             let region = hca.register_mr(&MrSpec {
                 pd,
                 kind: MrKind::Virtual {
@@ -134,6 +142,20 @@ impl Program {
                     | AccessFlags::REMOTE_WRITE
                     | AccessFlags::REMOTE_READ
                     | AccessFlags::REMOTE_ATOMIC,
+                key: None,
+            })?;
+            let pages = (0..PAGES).rev();
+            let pages = pages.map(|page| buffer.addr + u64::from(REVERSED + page * PAGE));
+            let reversed = hca.register_mr(&MrSpec {
+                pd,
+                kind: MrKind::Physical {
+                    pages: &Arc::new(pages.collect()),
+                    page_shift: 12,
+                    iova: IOVA,
+                    first_offset: 0,
+                    len: u64::from(PAGES * PAGE),
+                },
+                access: AccessFlags::LOCAL_WRITE,
                 key: None,
             })?;
             let caps = QpCaps {
@@ -179,9 +201,9 @@ impl Program {
                 },
             };
             let qps = [0, 1, 2].map(|at: usize| made[at].0);
-            Ok(((pd, cq, buffer, region, srq, qps), address))
+            Ok(((pd, cq, buffer, [region, reversed], srq, qps), address))
         })?;
-        let (pd, cq, buffer, region, srq, qps) = program;
+        let (pd, cq, buffer, [region, reversed], srq, qps) = program;
         let program = Self {
             shared,
             vf,
@@ -189,6 +211,7 @@ impl Program {
             cq,
             buffer,
             region,
+            reversed,
             srq,
             qps,
             completions: VecDeque::new(),
@@ -352,8 +375,14 @@ impl Program {
             ..peer.memory
         };
         for len in SIZES {
-            self.write(0, &message(len))?;
-            let list = &[self.sge(0, len)];
+            for (page, bytes) in (0..PAGES).rev().zip(message(len).chunks(PAGE as usize)) {
+                self.write(REVERSED + page * PAGE, bytes)?;
+            }
+            let list = &[Sge {
+                addr: IOVA,
+                len,
+                lkey: self.reversed.lkey,
+            }];
             self.send(0, SendOp::Send, Payload::Gather(list), None)?;
             self.send(0, SendOp::RdmaWrite(at(HALF)), Payload::Gather(list), None)?;
             let back = &[self.sge(HALF, len)];
@@ -399,7 +428,7 @@ impl Program {
         let last = SendOp::SendImmediate(0x1234_5678);
         self.send(0, last, Payload::Inline(b"the end"), None)?;
         println!("UC, UD and an end");
-        let beyond = SendOp::RdmaWrite(at(NUMBER + 1));
+        let beyond = SendOp::RdmaWrite(at(REVERSED + PAGES * PAGE - 7));
         let refused = self.send(0, beyond, Payload::Gather(&[self.sge(0, 8)]), None);
         let refused = refused.err().ok_or("a write beyond the region is done")?;
         let is_refused = refused.to_string().contains("RemoteAccess");
@@ -469,7 +498,7 @@ impl Program {
 
     fn close(mut self) -> Result<()> {
         let (qps, cq, pd, region) = (self.qps, self.cq, self.pd, self.region.handle);
-        let (buffer, srq) = (self.buffer, self.srq);
+        let (buffer, srq, reversed) = (self.buffer, self.srq, self.reversed.handle);
         self.shared.with(self.vf, |hca| {
             let in_use = (hca.destroy_cq(cq).is_err(), hca.dealloc_pd(pd).is_err());
             for qp in qps {
@@ -479,6 +508,7 @@ impl Program {
                 hca.destroy_srq(srq)?;
             }
             hca.destroy_cq(cq)?;
+            hca.deregister_mr(reversed)?;
             hca.deregister_mr(region)?;
             hca.dealloc_pd(pd)?;
             hca.free_dma(buffer);

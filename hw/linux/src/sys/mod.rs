@@ -15,7 +15,7 @@ mod resources;
 mod shared_receives;
 mod umad;
 
-pub(crate) use mapping::Mapping;
+pub(crate) use mapping::{Mapping, Piece, RegionMemory};
 pub(crate) use queues::{CompletionQueue, Parts, QueuePair, Remote, Request};
 pub(crate) use resources::{AddressHandle, Device, MemoryRegion, ProtectionDomain, RaisedEvent};
 pub(crate) use shared_receives::SharedQueue;

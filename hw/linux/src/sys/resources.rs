@@ -10,7 +10,7 @@ use super::abi::{
     AhAttr, AsyncEvent, CompChannel, Context, Cq, DeviceAttr, Mr, Opaque, Qp, Sge, Srq,
 };
 use super::library::{Library, MissingLibrary, library};
-use super::mapping::Mapping;
+use super::mapping::RegionMemory;
 
 /// Returns an object, or why there is none.
 pub(super) fn made<T>(object: *mut T) -> io::Result<NonNull<T>> {
@@ -250,7 +250,7 @@ impl Drop for AddressHandle {
 pub(crate) struct MemoryRegion {
     mr: NonNull<Mr>,
     pd: Arc<ProtectionDomain>,
-    _memory: Arc<Mapping>,
+    pub(crate) memory: RegionMemory,
 }
 
 // SAFETY: as for the device.
@@ -259,22 +259,21 @@ unsafe impl Send for MemoryRegion {}
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
-    /// Registers bytes of a file where they are mapped, under the address `iova`. The rights are bits of `enum ibv_access_flags`.
+    /// Registers the first bytes of memory under the address `iova`. The rights are bits of `enum ibv_access_flags`.
     pub(crate) fn new(
         pd: &Arc<ProtectionDomain>,
-        memory: &Arc<Mapping>,
-        (offset, len): (u64, usize),
+        (memory, len): (RegionMemory, usize),
         (iova, access): (u64, i32),
     ) -> io::Result<Self> {
-        let place = memory.at(offset, len);
+        let place = memory.at(0, len);
         let place = place.ok_or(io::ErrorKind::InvalidInput)?;
-        let (library, addr) = (pd.device.library, place.as_ptr().cast());
+        let (library, addr) = (pd.device.library, place.place.as_ptr().cast());
         // SAFETY: the bytes stay mapped as long as the region is there, and are never referenced.
         let mr = unsafe { (library.ibv_reg_mr_iova)(pd.pd.as_ptr(), addr, len, iova, access) };
         Ok(Self {
             mr: made(mr)?,
             pd: pd.clone(),
-            _memory: memory.clone(),
+            memory,
         })
     }
 
