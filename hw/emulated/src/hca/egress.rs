@@ -85,9 +85,13 @@ impl Egress {
 
     /// Takes the frame or the run that leaves next, of those on some lanes.
     pub(super) fn pop(&mut self, lanes: Lanes) -> Option<Leaving> {
-        let mut leaving = self.leaving.iter();
-        let next = leaving.position(|leaving| lanes.contains(leaving.lane()))?;
-        let leaving = self.leaving.remove(next)?;
+        let is_next = |leaving: &Leaving| lanes.contains(leaving.lane());
+        let leaving = if lanes == Lanes::ALL || self.leaving.front().is_some_and(is_next) {
+            self.leaving.pop_front()?
+        } else {
+            let next = self.leaving.iter().position(is_next)?;
+            self.leaving.remove(next)?
+        };
         self.packets -= leaving.packets();
         Some(leaving)
     }

@@ -26,11 +26,18 @@ impl<D: EndNode> Fabric<D> {
         let Some(switch) = self.switch_mut(from.node) else {
             return;
         };
-        let frame = match switch.holding.passage(output, now) {
+        let is_idle = switch.holding.is_idle();
+        let passage = if is_idle {
+            Passage::Free
+        } else {
+            switch.holding.passage(output, now)
+        };
+        let frame = match passage {
             Passage::Stalled => return self.discard(out, DropReason::HeadOfQueue),
             Passage::Behind => frame,
             Passage::Free => match self.transmit(from.node, port, frame) {
                 Some(frame) => frame,
+                None if is_idle => return,
                 None => return self.note_sent(from.node, output),
             },
         };

@@ -169,9 +169,9 @@ impl Link {
         self.change_places(side, lane, |places| places.saturating_sub(1));
         let direction = &mut self.directions[side];
         let is_awaited = direction.awaited.contains(lane) && !direction.full.contains(lane);
-        direction
-            .awaited
-            .set(lane, !is_awaited && direction.awaited.contains(lane));
+        if is_awaited {
+            direction.awaited.set(lane, false);
+        }
         is_awaited
     }
 

@@ -85,6 +85,11 @@ impl Holding {
         }
     }
 
+    /// Returns `true` if packets for all outputs leave as if none had ever waited.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.queues.is_empty()
+    }
+
     /// Returns `true` if packets for an output leave as if none had ever waited.
     pub(crate) fn is_clear(&self, output: Output) -> bool {
         !self.queues.contains_key(&output)
