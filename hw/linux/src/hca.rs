@@ -22,7 +22,7 @@ use zerocopy::IntoBytes;
 use crate::attributes::PORT;
 use crate::data::Data;
 use crate::gsi::{self, Failure, Gsi, Posted};
-use crate::local_mad::Facts;
+use crate::local_mad::{Facts, Link};
 use crate::mapped::MappedFiles;
 use crate::memory::{self, HostMemoryOf, Memory, Objects};
 use crate::queue::{CompletionQueue, Raised};
@@ -95,6 +95,7 @@ impl<F: PortFiles> LinuxHca<F> {
                 vendor_id: vendor_id.into(),
                 device_id,
                 port,
+                link: Link::default(),
             },
             memory: Memory::new(config.memory),
             addresses: Objects::default(),
@@ -116,6 +117,7 @@ impl<F: PortFiles> LinuxHca<F> {
         let device = data.device.clone();
         self.memory.set_host(HostMemoryOf { device, files });
         self.data = Some(data);
+        self.look_at_link();
     }
 
     /// The port's files.
@@ -174,7 +176,7 @@ impl<F: PortFiles> LinuxHca<F> {
         news != [false; 2] || self.umad.is_ready()
     }
 
-    /// Returns when to call [`Self::poll`] at the latest; `None` once the device is gone.
+    /// Returns when to call [`Self::poll`] at the latest; `None` if only a file that is ready can bring more to do, or once the device is gone.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let retry = self.umad.poll_timeout(self.now);
@@ -193,6 +195,7 @@ impl<F: PortFiles> LinuxHca<F> {
         };
         let change = changes(&self.facts.port, &port) | news;
         self.facts.port = port;
+        self.look_at_link();
         if change.is_empty() {
             return;
         }

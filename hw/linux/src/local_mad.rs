@@ -17,13 +17,26 @@ use ib_wire::smp::{
 use ib_wire::{Guid, Mtu, PortNum, SubnetPrefix};
 use linux_abi::sysfs::{Adapter, Port};
 
-/// MTU of the port and its link, which sysfs does not show: the one that every adapter and switch in use has, and with which subnet
-/// managers make groups.
-pub(crate) const MTU: Mtu = Mtu::MTU_2048;
+/// Facts about a port that sysfs does not show.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Link {
+    pub(crate) max_mtu: Mtu,
+    pub(crate) active_mtu: Mtu,
+    /// Longest way through the subnet: 4.096 µs × 2^n.
+    pub(crate) subnet_timeout: u8,
+}
 
-/// Longest way through the subnet, which sysfs does not show, as a subnet manager writes it by default (OpenSM,
-/// `subnet_timeout`): 4.096 µs × 2^18.
-pub(crate) const SUBNET_TIMEOUT: u8 = 18;
+impl Default for Link {
+    /// Returns the MTU that every adapter and switch in use has, and with which subnet managers make groups; and the time that a subnet
+    /// manager writes by default (OpenSM, `subnet_timeout`).
+    fn default() -> Self {
+        Self {
+            max_mtu: Mtu::MTU_2048,
+            active_mtu: Mtu::MTU_2048,
+            subnet_timeout: 18,
+        }
+    }
+}
 
 /// The device and its port, as sysfs shows them.
 #[derive(Clone, Debug)]
@@ -32,6 +45,7 @@ pub(crate) struct Facts {
     pub(crate) vendor_id: u32,
     pub(crate) device_id: u16,
     pub(crate) port: Port,
+    pub(crate) link: Link,
 }
 
 impl Facts {
@@ -149,11 +163,11 @@ impl Facts {
         info.set_phys_state(PortPhysState::new(port.physical_state));
         info.set_lmc(port.lmc);
         info.set_master_sm_sl(port.sm_sl);
-        info.set_neighbor_mtu(MTU);
-        info.set_mtu_cap(MTU);
+        info.set_neighbor_mtu(self.link.active_mtu);
+        info.set_mtu_cap(self.link.max_mtu);
         info.set_vl_cap(1);
         info.set_operational_vls(1);
-        info.set_subnet_timeout(SUBNET_TIMEOUT);
+        info.set_subnet_timeout(self.link.subnet_timeout);
         info
     }
 }

@@ -191,9 +191,12 @@ impl Program {
                 })?);
             }
             let numbers = [0, 1, 2].map(|at: usize| made[at].1.real);
+            let shown = hca.query_port(PORT)?;
+            let mtu = shown.active_mtu.bytes().unwrap_or(0);
+            println!("MTU {mtu}, SubnetTimeOut {}", shown.subnet_timeout);
             let address = Address {
                 gid: gids[&vf],
-                lid: hca.query_port(PORT)?.lid,
+                lid: shown.lid,
                 qps: numbers,
                 memory: RemoteAddress {
                     addr: buffer.addr,
@@ -298,10 +301,11 @@ impl Program {
         self.shared.with(self.vf, |hca| {
             let scatter = &[sge];
             let request = RecvRequest { wr_id, scatter };
-            Ok(match srq {
+            match srq {
                 Some(srq) => hca.post_srq_recv(srq, &request)?,
                 None => hca.post_recv(qp, &request)?,
-            })
+            }
+            Ok(())
         })
     }
 

@@ -24,6 +24,7 @@ fn vfs_on_two_bare_nodes_exchange_data() {
     let said = [asking, answering].map(|program| program.wait_with_output().unwrap());
     let said = said.each_ref().map(succeeded);
     let asked = "\
+MTU 4096, SubnetTimeOut 18
 6 messages, writes and reads
 the number was [100, 105, 7]
 UC, UD and an end
@@ -31,6 +32,7 @@ a write beyond the region is refused: true
 destroyed: (true, true), true
 ";
     let answered = "\
+MTU 4096, SubnetTimeOut 18
 the limit is 2
 6 messages
 true, from the peer: None

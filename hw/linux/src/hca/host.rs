@@ -7,11 +7,12 @@ use hca_api::{
     AsyncEvent, Completion, CompletionFlags, CqHandle, HcaError, HcaEvent, PdHandle, PortChange,
     QpHandle, QpSpec, SendRequest, Sge, SourceAddress, SrqHandle, SrqSpec, UdAddress,
 };
-use ib_wire::Qpn;
+use ib_wire::{Mtu, Qpn};
 
 use super::{BUDGET, GRH_SPACE, LinuxHca};
 use crate::attributes::refused;
 use crate::data::Data;
+use crate::local_mad::Link;
 use crate::pair::{Owner, Pair, owner, route};
 use crate::shared_receives::SharedReceives;
 use crate::sys::abi::Wc;
@@ -25,6 +26,23 @@ impl<F: PortFiles> LinuxHca<F> {
     /// Returns the data of the port.
     pub(super) fn data(&mut self) -> Result<&mut Data, HcaError> {
         self.data.as_mut().ok_or(HcaError::Unsupported)
+    }
+
+    /// Reads from the host what sysfs does not show of the port.
+    pub(super) fn look_at_link(&mut self) {
+        let found = self.data.as_ref().map(|data| data.device.port(data.port));
+        let Some(Ok(found)) = found else {
+            return;
+        };
+        let mtu =
+            |code| Some(Mtu::new(u8::try_from(code).ok()?)).filter(|mtu| mtu.bytes().is_some());
+        if let (Some(max_mtu), Some(active_mtu)) = (mtu(found.max_mtu), mtu(found.active_mtu)) {
+            self.facts.link = Link {
+                max_mtu,
+                active_mtu,
+                subnet_timeout: found.subnet_timeout,
+            };
+        }
     }
 
     /// Returns the files of completions and of asynchronous events.

@@ -17,7 +17,7 @@ use super::{LinuxHca, check_port, firmware, physical_state, port_state};
 use crate::attributes::{PORT, qp_type, refused};
 use crate::data::Data;
 use crate::gsi::{self, Gsi, MAX_INLINE, MAX_SGE, MAX_WR, NUMBERS};
-use crate::local_mad::{MTU, SUBNET_TIMEOUT, link_speed};
+use crate::local_mad::link_speed;
 use crate::memory::MAX_OBJECTS;
 use crate::pair::shared_name;
 use crate::queue::{CompletionQueue, MAX_ENTRIES};
@@ -79,7 +79,7 @@ impl<F: PortFiles> Hca for LinuxHca<F> {
 
     fn query_port(&self, port: PortNum) -> Result<PortAttributes, HcaError> {
         check_port(port)?;
-        let port = &self.facts.port;
+        let (port, link) = (&self.facts.port, &self.facts.link);
         Ok(PortAttributes {
             state: port_state(port.state),
             physical_state: physical_state(port.physical_state),
@@ -88,13 +88,13 @@ impl<F: PortFiles> Hca for LinuxHca<F> {
             sm_lid: port.sm_lid,
             sm_sl: port.sm_sl,
             subnet_prefix: self.facts.prefix(),
-            max_mtu: MTU,
-            active_mtu: MTU,
+            max_mtu: link.max_mtu,
+            active_mtu: link.active_mtu,
             gid_table_len: u16::try_from(port.gids.len()).unwrap_or(u16::MAX),
             pkey_table_len: u16::try_from(port.pkeys.len()).unwrap_or(u16::MAX),
             capability_mask: port.capability_mask,
             smi_permitted: false,
-            subnet_timeout: SUBNET_TIMEOUT,
+            subnet_timeout: link.subnet_timeout,
             active_width: port.width,
             active_speed: link_speed(port.speed).get(),
             bad_pkey_counter: 0,

@@ -164,6 +164,34 @@ pub(crate) struct DeviceAttr {
     pub(crate) phys_port_cnt: u8,
 }
 
+/// `struct ibv_port_attr`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PortAttr {
+    pub(crate) state: c_uint,
+    pub(crate) max_mtu: c_uint,
+    pub(crate) active_mtu: c_uint,
+    pub(crate) gid_tbl_len: c_int,
+    pub(crate) port_cap_flags: u32,
+    pub(crate) max_msg_sz: u32,
+    pub(crate) bad_pkey_cntr: u32,
+    pub(crate) qkey_viol_cntr: u32,
+    pub(crate) pkey_tbl_len: u16,
+    pub(crate) lid: u16,
+    pub(crate) sm_lid: u16,
+    pub(crate) lmc: u8,
+    pub(crate) max_vl_num: u8,
+    pub(crate) sm_sl: u8,
+    pub(crate) subnet_timeout: u8,
+    pub(crate) init_type_reply: u8,
+    pub(crate) active_width: u8,
+    pub(crate) active_speed: u8,
+    pub(crate) phys_state: u8,
+    pub(crate) link_layer: u8,
+    pub(crate) flags: u8,
+    pub(crate) port_cap_flags2: u16,
+}
+
 /// `struct ibv_ah_attr`, with its `struct ibv_global_route`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -438,6 +466,7 @@ mod tests {
                 "max_qp" max_qp, "device_cap_flags" device_cap_flags, "atomic_cap" atomic_cap, "max_srq_sge" max_srq_sge,
                 "phys_port_cnt" phys_port_cnt,
             }
+            "ibv_port_attr" PortAttr { "active_mtu" active_mtu, "subnet_timeout" subnet_timeout, }
             "ibv_ah_attr" AhAttr { "grh.sgid_index" grh.sgid_index, "dlid" dlid, "port_num" port_num, }
             "ibv_qp_init_attr" QpInitAttr { "cap" cap, "qp_type" qp_type, "sq_sig_all" sq_sig_all, }
             "ibv_qp_attr" QpAttr {
@@ -456,6 +485,7 @@ mod tests {
         expected.extend([
             ("sizeof(struct ibv_context_ops)", size_of::<ContextOps>()),
             ("sizeof(struct ibv_device_attr)", size_of::<DeviceAttr>()),
+            ("sizeof(struct ibv_port_attr)", size_of::<PortAttr>()),
             ("sizeof(struct ibv_ah_attr)", size_of::<AhAttr>()),
             ("sizeof(struct ibv_qp_init_attr)", size_of::<QpInitAttr>()),
             ("sizeof(struct ibv_qp_attr)", size_of::<QpAttr>()),

@@ -4,8 +4,8 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 use super::abi::{
-    AhAttr, AsyncEvent, CompChannel, Context, Cq, DeviceAttr, Mr, Opaque, Qp, QpAttr, QpInitAttr,
-    Srq, SrqAttr, SrqInitAttr,
+    AhAttr, AsyncEvent, CompChannel, Context, Cq, DeviceAttr, Mr, Opaque, PortAttr, Qp, QpAttr,
+    QpInitAttr, Srq, SrqAttr, SrqInitAttr,
 };
 
 /// libibverbs cannot be loaded, or lacks a function.
@@ -63,6 +63,7 @@ functions! {
     ibv_open_device: fn(*mut Opaque) -> *mut Context;
     ibv_close_device: fn(*mut Context) -> c_int;
     ibv_query_device: fn(*mut Context, *mut DeviceAttr) -> c_int;
+    ibv_query_port: fn(*mut Context, u8, *mut PortAttr) -> c_int;
     ibv_get_async_event: fn(*mut Context, *mut AsyncEvent) -> c_int;
     ibv_ack_async_event: fn(*mut AsyncEvent) -> ();
     ibv_alloc_pd: fn(*mut Context) -> *mut Opaque;

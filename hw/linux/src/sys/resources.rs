@@ -2,12 +2,13 @@
 
 use core::ffi::CStr;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
 use super::abi::{
-    AhAttr, AsyncEvent, CompChannel, Context, Cq, DeviceAttr, Mr, Opaque, Qp, Sge, Srq,
+    AhAttr, AsyncEvent, CompChannel, Context, Cq, DeviceAttr, Mr, Opaque, PortAttr, Qp, Sge, Srq,
 };
 use super::library::{Library, MissingLibrary, library};
 use super::mapping::RegionMemory;
@@ -132,6 +133,15 @@ impl Device {
         Ok(attributes)
     }
 
+    /// Returns the attributes of a port.
+    pub(crate) fn port(&self, port: u8) -> io::Result<PortAttr> {
+        let mut attributes = PortAttr::default();
+        let (library, context) = (self.library, self.context.as_ptr());
+        // SAFETY: the library fills the structure, or the first part of it, which older ones have alone.
+        done(unsafe { (library.ibv_query_port)(context, port, &raw mut attributes) })?;
+        Ok(attributes)
+    }
+
     /// Takes the news of a completion queue. Returns the number that the queue was made with, or `None` if there are no news.
     pub(crate) fn completion_event(&self) -> Option<u32> {
         let (mut cq, mut number): (*mut Cq, _) = (null_mut(), null_mut());
@@ -250,7 +260,8 @@ impl Drop for AddressHandle {
 pub(crate) struct MemoryRegion {
     mr: NonNull<Mr>,
     pd: Arc<ProtectionDomain>,
-    pub(crate) memory: RegionMemory,
+    /// It stays mapped for good if the region cannot be deregistered.
+    pub(crate) memory: ManuallyDrop<RegionMemory>,
 }
 
 // SAFETY: as for the device.
@@ -273,7 +284,7 @@ impl MemoryRegion {
         Ok(Self {
             mr: made(mr)?,
             pd: pd.clone(),
-            memory,
+            memory: ManuallyDrop::new(memory),
         })
     }
 
@@ -288,6 +299,10 @@ impl MemoryRegion {
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
         // SAFETY: it is destroyed once.
-        unsafe { (self.pd.device.library.ibv_dereg_mr)(self.mr.as_ptr()) };
+        let failed = unsafe { (self.pd.device.library.ibv_dereg_mr)(self.mr.as_ptr()) };
+        if failed == 0 {
+            // SAFETY: it is dropped once, and the adapter does not reach it any more.
+            unsafe { ManuallyDrop::drop(&mut self.memory) };
+        }
     }
 }
