@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use ib_vtime::Instant;
-use ib_wire::{Guid, PortNum};
+use ib_wire::{Guid, PortNum, Vl};
 
 use crate::link::Place;
 use crate::{DropReason, Frame, HcaConfig, Lanes, Node, PortConfig};
@@ -36,9 +36,22 @@ impl Gateway {
         }
     }
 
-    /// Takes the oldest packet that left the fabric here.
-    pub(crate) fn take(&mut self) -> Option<(Place, Frame)> {
-        self.arrived.pop_front()
+    /// Takes the oldest packet that left the fabric here on some lanes.
+    pub(crate) fn take(&mut self, lanes: Lanes) -> Option<(Place, Frame)> {
+        let mut arrived = self.arrived.iter();
+        let next = arrived.position(|(_, frame)| lanes.contains(frame.lane()))?;
+        self.arrived.remove(next)
+    }
+
+    /// Forgets the packets that wait for the link.
+    pub(crate) fn forget_leaving(&mut self) {
+        self.leaving.clear();
+    }
+
+    /// Returns the packets of a lane that wait for the link.
+    pub(crate) fn leaving(&self, lane: Vl) -> usize {
+        let on_lane = self.leaving.iter().filter(|frame| frame.lane() == lane);
+        on_lane.count()
     }
 
     pub(crate) fn arrive(&mut self, place: Place, frame: Frame) {

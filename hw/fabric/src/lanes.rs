@@ -34,3 +34,14 @@ impl Lanes {
         1 << lane.get()
     }
 }
+
+impl FromIterator<Vl> for Lanes {
+    fn from_iter<I: IntoIterator<Item = Vl>>(lanes: I) -> Self {
+        Self(
+            lanes
+                .into_iter()
+                .map(Self::bit)
+                .fold(0, |all, bit| all | bit),
+        )
+    }
+}

@@ -55,7 +55,7 @@ pub use run::{PacketRun, PacketTemplate, RunHead};
 pub use source::PacketSource;
 pub use switch::Port0Mad;
 pub use tap::{TapId, TapPoint, Tapped};
-pub use topology::{Built, PlannedNode, PlannedPort, Topology};
+pub use topology::{Built, PlannedNode, PlannedPort, TooManyNodes, Topology};
 pub use topology_file::{
     MAX_TOPOLOGY_NODES, MAX_TOPOLOGY_PORTS, SourceText, TopologyError, TopologyFile,
     TopologyProblem,

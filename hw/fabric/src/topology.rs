@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use ib_vtime::Secret;
 use ib_wire::Guid;
+use thiserror::Error;
 
 use crate::{
     ChannelAdapter, EndNode, Endpoint, Fabric, HcaConfig, LinkConfig, LinkId, NodeId, PortConfig,
@@ -14,6 +15,18 @@ use crate::{
 /// GUIDs fit between.
 const FIRST_GUID: u64 = 0x0002_c903_0000_0000;
 const GUID_STEP: u64 = 0x100;
+
+/// A site has not enough GUIDs for the nodes of a topology.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("the topology has more nodes and ports than a site has GUIDs: 65,535")]
+pub struct TooManyNodes;
+
+/// Returns `true` for a GUID that a topology gave: from [`FIRST_GUID`] on, or from 0x100000 on as in files without GUIDs.
+const fn is_automatic(guid: Guid) -> bool {
+    const BITS: u32 = 24;
+    let block = guid.get() >> BITS;
+    block == FIRST_GUID >> BITS || block == 0
+}
 
 /// A port of a planned node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -98,6 +111,37 @@ pub struct Built {
 }
 
 impl Topology {
+    /// Gives nodes without a GUID of their own, as all of the built-in topologies are, GUIDs of a site: `guid` of numbers from 0 on.
+    /// Fabrics of several sites that are joined then have no GUID twice.
+    ///
+    /// # Errors
+    /// [`TooManyNodes`] if the site has not enough GUIDs.
+    pub fn move_to_site(&mut self, guid: impl Fn(u16) -> Guid) -> Result<(), TooManyNodes> {
+        let mut next = 0_u32;
+        let mut take = |count: u32| {
+            let first = u16::try_from(next).map_err(|_| TooManyNodes)?;
+            next += count;
+            match next <= u32::from(u16::MAX) {
+                true => Ok(guid(first)),
+                false => Err(TooManyNodes),
+            }
+        };
+        for switch in &mut self.switches {
+            if is_automatic(switch.node_guid) {
+                switch.node_guid = take(1)?;
+            }
+        }
+        for hca in &mut self.hcas {
+            if is_automatic(hca.node_guid) {
+                hca.node_guid = take(1 + u32::from(hca.ports))?;
+                // 255 behind the node GUID is another node's.
+                hca.system_image_guid = hca.node_guid;
+                hca.port_guids.clear();
+            }
+        }
+        Ok(())
+    }
+
     fn next_guid(&self) -> Guid {
         let nodes = self.hcas.len() + self.switches.len();
         Guid::new(FIRST_GUID + (nodes as u64 + 1) * GUID_STEP)

@@ -1,6 +1,6 @@
 //! A simulator that says anything to the adapter that is attached to it.
 
-use emulated_hca::{Fabric, Frame, HcaConfig, LinkConfig, LinkId, LinkState, NodeId};
+use emulated_hca::{Fabric, Frame, HcaConfig, Lanes, LinkConfig, LinkId, LinkState, NodeId};
 use ib_vtime::Instant;
 use ib_wire::mad::{Mad, Method};
 use ib_wire::packet::Packet;
@@ -148,7 +148,7 @@ impl Scene {
             }
             while self.fabric.poll(self.now) {}
             let gateway = self.adapter.map(|(_, gateway, _)| gateway);
-            match gateway.and_then(|gateway| self.fabric.take_from(gateway)) {
+            match gateway.and_then(|gateway| self.fabric.take_from(gateway, Lanes::ALL)) {
                 Some(frame) => self.uplink.handle_frame(self.now, frame),
                 None => return,
             }

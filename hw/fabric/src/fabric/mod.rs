@@ -11,8 +11,8 @@ mod whole;
 use std::collections::VecDeque;
 
 use ib_vtime::{Instant, Secret, SecretNumbers, TimerKey, TimerQueue};
-use ib_wire::PortNum;
 use ib_wire::notice::TrapNumber;
+use ib_wire::{PortNum, Vl};
 use thiserror::Error;
 
 pub use route::Travelling;
@@ -24,8 +24,8 @@ use crate::switch::{Output, Outputs, Switch};
 
 use crate::{
     ChannelAdapter, DropReason, EndNode, Endpoint, FaultCounters, FaultPlan, Frame, HcaConfig,
-    LinkConfig, LinkId, LinkState, Node, NodeKind, Pace, PhysicalPort, PortConfig, SwitchConfig,
-    TapId, TapPoint, Tapped,
+    Lanes, LinkConfig, LinkId, LinkState, Node, NodeKind, Pace, PhysicalPort, PortConfig,
+    SwitchConfig, TapId, TapPoint, Tapped,
 };
 
 /// Work that one call to [`Fabric::poll`] does at most: a packet that moves is 1, one for a group [`COPIES`].
@@ -270,12 +270,29 @@ impl<D: EndNode> Fabric<D> {
         slot.is_some_and(|slot| matches!(slot.body, Body::Gateway(_)))
     }
 
-    /// Takes the oldest packet that left the fabric at a gateway; `None` if there is none, or the node is no gateway. Until
-    /// then the packet keeps its place on the link, so that senders wait while nobody takes any.
-    pub fn take_from(&mut self, gateway: NodeId) -> Option<Frame> {
-        let (place, frame) = self.gateway_mut(gateway)?.take()?;
+    /// Takes the oldest packet on some lanes that left the fabric at a gateway; `None` if there is none, or the node is no gateway.
+    /// Until then the packet keeps its place on the link, so that its senders wait.
+    pub fn take_from(&mut self, gateway: NodeId, lanes: Lanes) -> Option<Frame> {
+        let (place, frame) = self.gateway_mut(gateway)?.take(lanes)?;
         self.free_place(place);
         Some(frame)
+    }
+
+    /// Forgets all packets at a gateway, of both ways.
+    pub fn clear_gateway(&mut self, gateway: NodeId) {
+        while self.take_from(gateway, Lanes::ALL).is_some() {}
+        if let Some(gateway) = self.gateway_mut(gateway) {
+            gateway.forget_leaving();
+        }
+    }
+
+    /// Returns the packets of a lane that a gateway was given by [`Fabric::send_from`] and that still wait for its link.
+    #[must_use]
+    pub fn waiting_at(&self, gateway: NodeId, lane: Vl) -> usize {
+        match self.slots.get(gateway.index()).map(|slot| &slot.body) {
+            Some(Body::Gateway(gateway)) => gateway.leaving(lane),
+            _ => 0,
+        }
     }
 
     /// Sends a packet from a gateway into the fabric, as it is: it leaves with the next poll, when the

@@ -37,7 +37,7 @@ impl Edge {
     }
 
     fn taken(&mut self) -> Vec<Frame> {
-        let taken = || self.bench.fabric.take_from(self.gateway);
+        let taken = || self.bench.fabric.take_from(self.gateway, Lanes::ALL);
         std::iter::from_fn(taken).collect()
     }
 
@@ -122,17 +122,21 @@ fn a_host_waits_while_nobody_takes_what_arrived_at_a_gateway() {
     edge.bench.run();
     let waiting = |edge: &Edge| edge.bench.fabric.device(edge.host).unwrap().outbox.len();
     assert_eq!(waiting(&edge), 510 - 256);
-    let first = edge.bench.fabric.take_from(edge.gateway).unwrap();
+    let first = edge
+        .bench
+        .fabric
+        .take_from(edge.gateway, Lanes::ALL)
+        .unwrap();
     edge.bench.run();
     assert_eq!((payload(&first), waiting(&edge)), (vec![0], 510 - 257));
     let mut taken = 1;
-    while let Some(frame) = edge.bench.fabric.take_from(edge.gateway) {
+    while let Some(frame) = edge.bench.fabric.take_from(edge.gateway, Lanes::ALL) {
         assert_eq!(usize::from(payload(&frame)[0]), taken / 2);
         taken += 1;
         edge.bench.run();
     }
     assert_eq!(taken, 510);
-    assert!(edge.bench.fabric.take_from(edge.host).is_none());
+    assert!(edge.bench.fabric.take_from(edge.host, Lanes::ALL).is_none());
 }
 
 #[test]

@@ -311,7 +311,7 @@ impl Bench {
             }
             while self.fabric.poll(self.now) {}
             let gateway = self.adapter.map(|(_, gateway, _)| gateway);
-            match gateway.and_then(|gateway| self.fabric.take_from(gateway)) {
+            match gateway.and_then(|gateway| self.fabric.take_from(gateway, Lanes::ALL)) {
                 Some(frame) => self.uplink.handle_frame(self.now, frame),
                 None => return,
             }

@@ -9,7 +9,7 @@ mod sockets;
 
 use std::io;
 
-use emulated_hca::{HcaConfig, LinkConfig, LinkId, LinkState, NodeId, PortConfig};
+use emulated_hca::{HcaConfig, Lanes, LinkConfig, LinkId, LinkState, NodeId, PortConfig};
 use ib_vtime::Instant;
 use ib_wire::{Guid, PortNum};
 use ibsim_link::codec::MAD_DATAGRAM_SIZE;
@@ -126,7 +126,7 @@ impl IbsimNode {
     fn take_frames(&mut self, turn: &mut Turn<'_>) {
         let Some(place) = self.place else { return };
         let fabric = turn.lab.world_mut().fabric_mut();
-        while let Some(frame) = fabric.take_from(place.gateway) {
+        while let Some(frame) = fabric.take_from(place.gateway, Lanes::ALL) {
             self.uplink.handle_frame(turn.now, frame);
         }
     }

@@ -1,0 +1,40 @@
+//! Trunks: cables between fabrics of different processes, over any ordered stream of bytes.
+//!
+//! A trunk joins two ports, each in a [`Fabric`](ib_fabric::Fabric) of its own. At each end a [`Gateway`](ib_fabric::Gateway) is
+//! plugged to the port, and a [`Session`] carries what arrives there to the other end as records:
+//!
+//! | kind | body |
+//! | --- | --- |
+//! | hello | the site of the sender, the GUIDs at its end, and what it supports |
+//! | packet | a packet from LRH to ICRC |
+//! | credit | for each lane, the bytes of packets that may come in total |
+//! | port | the state of the sender's port |
+//! | ping, pong | a time of the sender of the ping |
+//! | close | the reason |
+//!
+//! The link is lossless as a cable is: a packet of a data lane leaves when the other end has room for it on its lane, and waits in its
+//! fabric until then, so that its sender waits. Packets on VL15 have no credits (IBA 7.9): they leave first, and are discarded beyond
+//! [`MANAGEMENT_DEPTH`].
+//!
+//! [`TrunkEnd`] joins a session to a gateway. Neither has a socket or a clock: the owner of the stream passes bytes in and out.
+#![forbid(unsafe_code)]
+
+mod close;
+mod credit;
+mod end;
+
+mod hello;
+mod incoming;
+mod record;
+mod session;
+
+pub use close::CloseReason;
+pub use credit::WINDOW;
+
+pub use end::{TrunkEnd, TrunkState};
+pub use hello::{Hello, MAX_SITE, SiteName, SiteNameError};
+pub use record::MAX_BODY;
+pub use session::{MANAGEMENT_DEPTH, Session, SessionConfig, SessionEvent, Statistics};
+
+#[cfg(test)]
+mod tests;

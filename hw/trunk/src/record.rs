@@ -1,0 +1,156 @@
+//! Layout of records.
+
+use ib_wire::Vl;
+use zerocopy::network_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::close::CloseReason;
+
+/// Bytes of a record's body at most.
+pub const MAX_BODY: usize = 66 * 1024;
+
+/// Lanes with credits: VL0 to VL14.
+pub(crate) const DATA_LANES: usize = 15;
+
+/// Kind of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Hello,
+    Packet,
+    Credit,
+    Port,
+    Ping,
+    Pong,
+    Close,
+}
+
+impl Kind {
+    /// All kinds and their numbers. Number 2 is of runs of packets, which this version does not have.
+    const NUMBERS: [(Self, u8); 7] = [
+        (Self::Hello, 0),
+        (Self::Packet, 1),
+        (Self::Credit, 3),
+        (Self::Port, 4),
+        (Self::Ping, 5),
+        (Self::Pong, 6),
+        (Self::Close, 7),
+    ];
+
+    fn from_number(number: u8) -> Option<Self> {
+        let found = Self::NUMBERS.iter().find(|(_, known)| *known == number);
+        found.map(|(kind, _)| *kind)
+    }
+
+    fn number(self) -> u8 {
+        let found = Self::NUMBERS.iter().find(|(kind, _)| *kind == self);
+        found.map_or(u8::MAX, |(_, number)| *number)
+    }
+}
+
+/// Flags of a packet's record.
+pub(crate) mod flag {
+    /// The VCRC follows the packet, since it does not match.
+    pub(crate) const BAD_VCRC: u8 = 1 << 0;
+}
+
+/// The header of a record. Network byte order.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(crate) struct Header {
+    kind: u8,
+    pub(crate) flags: u8,
+    lane: u8,
+    reserved: u8,
+    length: U32,
+}
+
+impl Header {
+    pub(crate) const SIZE: usize = size_of::<Self>();
+
+    pub(crate) fn kind(&self) -> Option<Kind> {
+        Kind::from_number(self.kind)
+    }
+
+    /// The lane of a packet.
+    pub(crate) fn lane(&self) -> Option<Vl> {
+        Vl::new(self.lane)
+    }
+
+    /// Bytes of the body.
+    pub(crate) fn length(&self) -> usize {
+        usize::try_from(self.length.get()).unwrap_or(usize::MAX)
+    }
+}
+
+/// Appends a record.
+pub(crate) fn put(out: &mut Vec<u8>, kind: Kind, body: &[u8]) {
+    put_on(out, kind, 0, Vl::default(), &[body]);
+}
+
+/// Appends a record with flags and lane, of a body in parts.
+pub(crate) fn put_on(out: &mut Vec<u8>, kind: Kind, flags: u8, lane: Vl, body: &[&[u8]]) {
+    let length: usize = body.iter().map(|part| part.len()).sum();
+    let header = Header {
+        kind: kind.number(),
+        flags,
+        lane: lane.get(),
+        reserved: 0,
+        length: U32::new(u32::try_from(length).unwrap_or(u32::MAX)),
+    };
+    out.extend_from_slice(header.as_bytes());
+    body.iter().for_each(|part| out.extend_from_slice(part));
+}
+
+/// Body of a credit record: for each data lane the bytes that may come since the session began.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(crate) struct CreditBody {
+    pub(crate) limits: [U64; DATA_LANES],
+}
+
+/// Body of a port record.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(crate) struct PortBody {
+    /// 0 if the port is disabled, else 1.
+    pub(crate) enabled: u8,
+    reserved: [u8; 3],
+}
+
+impl PortBody {
+    pub(crate) fn new(enabled: bool) -> Self {
+        Self {
+            enabled: enabled.into(),
+            reserved: [0; 3],
+        }
+    }
+}
+
+/// Body of a ping and of its pong.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(crate) struct PingBody {
+    /// Nanoseconds by the clock of the sender of the ping.
+    pub(crate) time: U64,
+}
+
+/// Body of a close record.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(crate) struct CloseBody {
+    reason: U16,
+    reserved: [u8; 2],
+}
+
+impl CloseBody {
+    pub(crate) fn new(reason: CloseReason) -> Self {
+        Self {
+            reason: U16::new(reason.number()),
+            reserved: [0; 2],
+        }
+    }
+
+    pub(crate) fn reason(&self) -> CloseReason {
+        CloseReason::from_number(self.reason.get())
+    }
+}

@@ -1,0 +1,445 @@
+//! One connection of a trunk, from hello to close.
+
+use std::collections::VecDeque;
+
+use ib_fabric::Frame;
+use ib_vtime::{Duration, Instant};
+use ib_wire::Vl;
+use ib_wire::packet::{VCRC_SIZE, crc};
+use zerocopy::network_endian::U64;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::close::CloseReason;
+use crate::credit::{Allowance, Room};
+use crate::hello::{Hello, HelloBody};
+use crate::incoming::Incoming;
+use crate::record::{
+    CloseBody, CreditBody, DATA_LANES, Header, Kind, MAX_BODY, PingBody, PortBody, flag, put,
+    put_on,
+};
+
+/// Packets on VL15 that wait at most, each way; more are discarded and counted.
+pub const MANAGEMENT_DEPTH: usize = 64;
+
+/// Packets of a data lane that wait to leave at most; see [`Session::has_place`].
+const LANE_DEPTH: usize = 64;
+
+/// Bytes of a hello's body that are read at most, since later versions may have a longer one.
+const MAX_HELLO: usize = 4 * HelloBody::SIZE;
+
+/// Configuration of a session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionConfig {
+    /// This end's own hello.
+    pub hello: Hello,
+    /// The session ends when nothing comes for so long. Pings leave each third of it.
+    pub timeout: Duration,
+}
+
+/// An event of a session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SessionEvent {
+    /// Both hellos are right.
+    Opened(Hello),
+    /// The port at the other end was enabled, or disabled.
+    PeerPort {
+        /// `true` if it is enabled.
+        enabled: bool,
+    },
+    /// The session is over. It is the last event.
+    Closed(CloseReason),
+}
+
+/// Counters of a session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Packets that left.
+    pub sent_packets: u64,
+    /// Bytes of them, from LRH to ICRC.
+    pub sent_bytes: u64,
+    /// Packets that came.
+    pub received_packets: u64,
+    /// Bytes of them.
+    pub received_bytes: u64,
+    /// Packets on VL15 that were discarded, either way.
+    pub discarded: u64,
+    /// Time from the latest ping to its pong.
+    pub round_trip: Option<Duration>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// The hello of the other end has not come.
+    Greeting,
+    Open,
+    Closed,
+}
+
+/// One connection of a trunk, as a machine without a clock and without a socket.
+#[derive(Debug)]
+pub struct Session {
+    config: SessionConfig,
+    phase: Phase,
+    began: Instant,
+    heard: Instant,
+    next_ping: Instant,
+    incoming: Incoming,
+    /// Records besides packets that are to leave.
+    control: Vec<u8>,
+    management: VecDeque<Frame>,
+    leaving: [VecDeque<Frame>; DATA_LANES],
+    /// The lane whose turn it is.
+    turn: usize,
+    allowance: Allowance,
+    room: Room,
+    arrived_management: VecDeque<Frame>,
+    arrived: [VecDeque<Frame>; DATA_LANES],
+    events: VecDeque<SessionEvent>,
+    statistics: Statistics,
+}
+
+impl Session {
+    /// Begins a session on a new connection: its hello is the first to leave.
+    #[must_use]
+    pub fn new(now: Instant, config: SessionConfig) -> Self {
+        let mut control = Vec::new();
+        let hello = HelloBody::new(&config.hello);
+        put(&mut control, Kind::Hello, hello.as_bytes());
+        Self {
+            phase: Phase::Greeting,
+            began: now,
+            heard: now,
+            next_ping: now + config.timeout / 3,
+            config,
+            incoming: Incoming::default(),
+            control,
+            management: VecDeque::new(),
+            leaving: Default::default(),
+            turn: 0,
+            allowance: Allowance::default(),
+            room: Room::default(),
+            arrived_management: VecDeque::new(),
+            arrived: Default::default(),
+            events: VecDeque::new(),
+            statistics: Statistics::default(),
+        }
+    }
+
+    /// Returns the counters.
+    #[must_use]
+    pub const fn statistics(&self) -> &Statistics {
+        &self.statistics
+    }
+
+    /// Returns `true` once the session is over. Then [`Self::poll_transmit`] has the close record at most.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.phase == Phase::Closed
+    }
+
+    /// Returns the next event.
+    pub fn poll_event(&mut self) -> Option<SessionEvent> {
+        self.events.pop_front()
+    }
+
+    /// Takes bytes of the other end.
+    pub fn handle_bytes(&mut self, now: Instant, bytes: &[u8]) {
+        if self.is_closed() {
+            return;
+        }
+        self.heard = now;
+        let mut incoming = core::mem::take(&mut self.incoming);
+        incoming.push(bytes);
+        while !self.is_closed() {
+            let most = match self.phase {
+                Phase::Greeting => MAX_HELLO,
+                Phase::Open | Phase::Closed => MAX_BODY,
+            };
+            let handled = match incoming.next(most) {
+                Ok(Some((header, body))) => self.handle_record(now, header, body),
+                Ok(None) => break,
+                Err(reason) => Err(reason),
+            };
+            if let Err(reason) = handled {
+                self.close(reason);
+            }
+        }
+        if self.is_closed() {
+            incoming.clear();
+        }
+        self.incoming = incoming;
+    }
+
+    /// Takes note that the stream has ended.
+    pub fn handle_end(&mut self) {
+        if !self.is_closed() {
+            self.end(CloseReason::Ended);
+        }
+    }
+
+    /// Sends a ping, or ends the session, if it is time.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if self.is_closed() {
+            return;
+        }
+        if now >= self.heard + self.config.timeout {
+            self.close(CloseReason::Timeout);
+        } else if now >= self.next_ping {
+            self.next_ping = now + self.config.timeout / 3;
+            if self.phase == Phase::Open {
+                let time = U64::new(nanoseconds(now.saturating_duration_since(self.began)));
+                put(&mut self.control, Kind::Ping, PingBody { time }.as_bytes());
+            }
+        }
+    }
+
+    /// Returns when to call [`Self::handle_timeout`] at the latest.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        (!self.is_closed()).then(|| self.next_ping.min(self.heard + self.config.timeout))
+    }
+
+    /// Ends the session: the other end gets the reason.
+    pub fn close(&mut self, reason: CloseReason) {
+        if self.is_closed() {
+            return;
+        }
+        put(
+            &mut self.control,
+            Kind::Close,
+            CloseBody::new(reason).as_bytes(),
+        );
+        self.end(reason);
+    }
+
+    fn end(&mut self, reason: CloseReason) {
+        self.phase = Phase::Closed;
+        self.management.clear();
+        self.arrived_management.clear();
+        for queue in self.leaving.iter_mut().chain(&mut self.arrived) {
+            queue.clear();
+        }
+        self.events.push_back(SessionEvent::Closed(reason));
+    }
+
+    /// Reports that this end's port is enabled, or disabled.
+    pub fn report_port(&mut self, enabled: bool) {
+        if !self.is_closed() {
+            let body = PortBody::new(enabled);
+            put(&mut self.control, Kind::Port, body.as_bytes());
+        }
+    }
+
+    /// Returns `true` if [`Self::send`] takes another packet of a lane without a loss.
+    #[must_use]
+    pub fn has_place(&self, lane: Vl) -> bool {
+        let waiting = self.leaving.get(usize::from(lane.get()));
+        waiting.is_none_or(|waiting| waiting.len() < LANE_DEPTH)
+    }
+
+    /// Sends a packet. One on VL15 is discarded if too many wait; before the session is open all packets are.
+    pub fn send(&mut self, frame: Frame) {
+        let waiting = match self.leaving.get_mut(usize::from(frame.lane().get())) {
+            Some(waiting) => waiting,
+            None if self.management.len() < MANAGEMENT_DEPTH => &mut self.management,
+            None => {
+                self.statistics.discarded += 1;
+                return;
+            }
+        };
+        if self.phase == Phase::Open {
+            waiting.push_back(frame);
+        }
+    }
+
+    /// Appends records that are to leave until `out` has `most` bytes: it may get longer by one record. Returns `true` if
+    /// anything was appended.
+    pub fn poll_transmit(&mut self, out: &mut Vec<u8>, most: usize) -> bool {
+        let before = out.len();
+        if self.phase == Phase::Open
+            && let Some(credit) = self.room.announce()
+        {
+            put(&mut self.control, Kind::Credit, credit.as_bytes());
+        }
+        out.append(&mut self.control);
+        while out.len() < most
+            && let Some(mut frame) = self.next_leaving()
+        {
+            self.put_packet(out, &mut frame);
+        }
+        out.len() > before
+    }
+
+    /// Returns the next packet: on VL15, or of the next data lane that has credits.
+    fn next_leaving(&mut self) -> Option<Frame> {
+        if let Some(frame) = self.management.pop_front() {
+            return Some(frame);
+        }
+        for step in 0..DATA_LANES {
+            let lane = (self.turn + step) % DATA_LANES;
+            let Some(waiting) = self.leaving.get_mut(lane) else {
+                continue;
+            };
+            let Some(frame) = waiting.front() else {
+                continue;
+            };
+            let (vl, bytes) = (frame.lane(), carried(frame).len());
+            if self.allowance.has(vl, bytes) {
+                self.allowance.spend(vl, bytes);
+                self.turn = (lane + 1) % DATA_LANES;
+                return waiting.pop_front();
+            }
+        }
+        None
+    }
+
+    fn put_packet(&mut self, out: &mut Vec<u8>, frame: &mut Frame) {
+        let lane = frame.lane();
+        let (flags, vcrc) = match frame.vcrc_matches() {
+            true => (0, &[][..]),
+            false => (
+                flag::BAD_VCRC,
+                frame
+                    .bytes()
+                    .last_chunk::<VCRC_SIZE>()
+                    .map_or(&[][..], |crc| &crc[..]),
+            ),
+        };
+        let packet = carried(frame);
+        self.statistics.sent_packets += 1;
+        self.statistics.sent_bytes += packet.len() as u64;
+        put_on(out, Kind::Packet, flags, lane, &[packet, vcrc]);
+    }
+
+    /// Takes a packet that came, of a lane that `has_place` says yes to.
+    pub fn poll_frame(&mut self, has_place: impl Fn(Vl) -> bool) -> Option<Frame> {
+        if has_place(Vl::MANAGEMENT)
+            && let Some(frame) = self.arrived_management.pop_front()
+        {
+            return Some(frame);
+        }
+        let mut lanes = self.arrived.iter_mut();
+        let frame = lanes.find_map(|arrived| {
+            let lane = arrived.front()?.lane();
+            has_place(lane).then(|| arrived.pop_front()).flatten()
+        })?;
+        self.room.take(frame.lane(), carried(&frame).len());
+        Some(frame)
+    }
+
+    fn handle_record(
+        &mut self,
+        now: Instant,
+        header: Header,
+        body: &[u8],
+    ) -> Result<(), CloseReason> {
+        let kind = header.kind();
+        if self.phase == Phase::Greeting {
+            return match kind {
+                Some(Kind::Hello) => self.handle_hello(body),
+                Some(Kind::Close) => {
+                    self.handle_close(body);
+                    Ok(())
+                }
+                _ => Err(CloseReason::Version),
+            };
+        }
+        match kind.ok_or(CloseReason::Garbage)? {
+            Kind::Hello => return Err(CloseReason::Garbage),
+            Kind::Packet => return self.handle_packet(header, body),
+            Kind::Credit => self.allowance.raise(&read::<CreditBody>(body)?)?,
+            Kind::Port => {
+                let enabled = read::<PortBody>(body)?.enabled != 0;
+                self.tell_port(enabled);
+            }
+            Kind::Ping => put(
+                &mut self.control,
+                Kind::Pong,
+                read::<PingBody>(body)?.as_bytes(),
+            ),
+            Kind::Pong => {
+                let sent = Duration::from_nanos(read::<PingBody>(body)?.time.get());
+                let now = now.saturating_duration_since(self.began);
+                self.statistics.round_trip =
+                    Some(now.checked_sub(sent).ok_or(CloseReason::Garbage)?);
+            }
+            Kind::Close => self.handle_close(body),
+        }
+        // Pongs wait in memory while the stream takes nothing.
+        match self.control.len() <= MAX_BODY {
+            true => Ok(()),
+            false => Err(CloseReason::Garbage),
+        }
+    }
+
+    fn tell_port(&mut self, enabled: bool) {
+        let event = SessionEvent::PeerPort { enabled };
+        match self.events.back_mut() {
+            Some(last @ SessionEvent::PeerPort { .. }) => *last = event,
+            _ => self.events.push_back(event),
+        }
+    }
+
+    fn handle_hello(&mut self, body: &[u8]) -> Result<(), CloseReason> {
+        let hello = HelloBody::read(body)?;
+        if hello.site == self.config.hello.site {
+            return Err(CloseReason::SameSite);
+        }
+        self.phase = Phase::Open;
+        self.events.push_back(SessionEvent::Opened(hello));
+        Ok(())
+    }
+
+    /// Ends the session with the reason of the other end.
+    fn handle_close(&mut self, body: &[u8]) {
+        let reason = read::<CloseBody>(body).map(|body| body.reason());
+        self.end(reason.unwrap_or(CloseReason::Other));
+    }
+
+    fn handle_packet(&mut self, header: Header, body: &[u8]) -> Result<(), CloseReason> {
+        let lane = header.lane().ok_or(CloseReason::Garbage)?;
+        let frame = if header.flags & flag::BAD_VCRC != 0 {
+            Frame::new(body)
+        } else {
+            let mut bytes = Vec::with_capacity(body.len() + VCRC_SIZE);
+            bytes.extend_from_slice(body);
+            bytes.extend_from_slice(&crc::vcrc(body));
+            Frame::new(&bytes)
+        };
+        // A packet whose own header says otherwise would leave on a lane that its credits are not for.
+        if frame.lrh().is_none() || frame.lane() != lane {
+            return Err(CloseReason::Garbage);
+        }
+        let bytes = carried(&frame).len();
+        self.statistics.received_packets += 1;
+        self.statistics.received_bytes += bytes as u64;
+        match self.arrived.get_mut(usize::from(lane.get())) {
+            Some(arrived) => {
+                self.room.receive(lane, bytes)?;
+                arrived.push_back(frame);
+            }
+            None if self.arrived_management.len() < MANAGEMENT_DEPTH => {
+                self.arrived_management.push_back(frame);
+            }
+            None => self.statistics.discarded += 1,
+        }
+        Ok(())
+    }
+}
+
+/// Returns a packet without its VCRC, which is of a link.
+fn carried(frame: &Frame) -> &[u8] {
+    let bytes = frame.bytes();
+    bytes
+        .split_last_chunk::<VCRC_SIZE>()
+        .map_or(bytes, |(carried, _)| carried)
+}
+
+/// Reads the body of a record that has one size.
+fn read<T: FromBytes>(body: &[u8]) -> Result<T, CloseReason> {
+    T::read_from_bytes(body).map_err(|_| CloseReason::Garbage)
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

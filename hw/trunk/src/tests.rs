@@ -1,0 +1,349 @@
+//! Sessions by themselves: two ends whose bytes the test carries.
+
+use ib_fabric::Frame;
+use ib_vtime::{Duration, Instant};
+use ib_wire::packet::UdFrame;
+use ib_wire::{Guid, Lid, PKey, Psn, QKey, Qpn, Sl, Vl};
+use proptest::prelude::*;
+
+use crate::{
+    CloseReason, Hello, MANAGEMENT_DEPTH, MAX_BODY, Session, SessionConfig, SessionEvent, WINDOW,
+};
+
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+fn config(site: &str) -> SessionConfig {
+    SessionConfig {
+        hello: Hello {
+            site: site.parse().unwrap(),
+            node_guid: Guid::new(0x0002_c903_0000_0100),
+            port: 8,
+        },
+        timeout: TIMEOUT,
+    }
+}
+
+fn frame(lane: Vl, payload: &[u8]) -> Frame {
+    let mut buffer = [0; 4500];
+    let length = UdFrame {
+        vl: lane,
+        sl: Sl::default(),
+        slid: Lid::new(1),
+        dlid: Lid::new(2),
+        grh: None,
+        pkey: PKey::DEFAULT_FULL,
+        dest_qp: Qpn::GSI,
+        src_qp: Qpn::GSI,
+        qkey: QKey::GSI,
+        psn: Psn::default(),
+        solicited: false,
+        immediate: None,
+        payload,
+    }
+    .write(&mut buffer)
+    .unwrap();
+    Frame::new(&buffer[..length])
+}
+
+fn lane(number: u8) -> Vl {
+    Vl::new(number).unwrap()
+}
+
+/// The two ends of a trunk.
+struct Pair {
+    now: Instant,
+    ends: [Session; 2],
+}
+
+impl Pair {
+    fn new(sites: [&str; 2]) -> Self {
+        let now = Instant::ZERO;
+        let ends = sites.map(|site| Session::new(now, config(site)));
+        Self { now, ends }
+    }
+
+    fn open() -> Self {
+        let mut pair = Self::new(["a", "b"]);
+        pair.run();
+        for (end, peer) in pair.ends.iter_mut().zip(["b", "a"]) {
+            let opened = SessionEvent::Opened(config(peer).hello);
+            assert_eq!(end.poll_event(), Some(opened));
+        }
+        pair
+    }
+
+    /// Carries bytes until no end has any.
+    fn run(&mut self) {
+        while self.carry(0, usize::MAX) | self.carry(1, usize::MAX) {}
+    }
+
+    /// Carries the bytes of one end in pieces.
+    fn carry(&mut self, from: usize, piece: usize) -> bool {
+        let mut bytes = Vec::new();
+        self.ends[from].poll_transmit(&mut bytes, usize::MAX);
+        for piece in bytes.chunks(piece.min(bytes.len().max(1))) {
+            self.ends[1 - from].handle_bytes(self.now, piece);
+        }
+        !bytes.is_empty()
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.now += time;
+        for end in &mut self.ends {
+            if end.poll_timeout().is_some_and(|due| due <= self.now) {
+                end.handle_timeout(self.now);
+            }
+        }
+    }
+
+    fn closed(&mut self, end: usize) -> Option<CloseReason> {
+        let mut events = core::iter::from_fn(|| self.ends[end].poll_event());
+        match events.by_ref().last()? {
+            SessionEvent::Closed(reason) => Some(reason),
+            _ => None,
+        }
+    }
+}
+
+fn header(kind: u8, flags: u8, lane: u8, length: u32) -> Vec<u8> {
+    let mut header = vec![kind, flags, lane, 0];
+    header.extend(length.to_be_bytes());
+    header
+}
+
+#[test]
+fn records_have_the_bytes_that_the_protocol_says() {
+    let mut end = Session::new(Instant::ZERO, config("leaf-1"));
+    let mut hello = Vec::new();
+    assert!(end.poll_transmit(&mut hello, usize::MAX));
+    let mut expected = header(0, 0, 0, 96);
+    expected.extend(b"VHCATRNK\x00\x01\x00\x00\x00\x01\x08\x00");
+    expected.extend(0x0002_c903_0000_0100_u64.to_be_bytes());
+    expected.extend([8, 6]);
+    expected.extend(b"leaf-1");
+    expected.resize(8 + 96, 0);
+    assert_eq!(hello, expected);
+
+    let mut pair = Pair::open();
+    let packet = frame(lane(3), &[9; 20]);
+    pair.ends[0].send(packet.clone());
+    pair.ends[0].report_port(false);
+    let mut sent = Vec::new();
+    pair.ends[0].poll_transmit(&mut sent, usize::MAX);
+    let mut expected = header(4, 0, 0, 4);
+    expected.extend([0; 4]);
+    let carried = packet.len() - 2;
+    expected.extend(header(1, 0, 3, u32::try_from(carried).unwrap()));
+    expected.extend(&packet.bytes()[..carried]);
+    assert_eq!(sent, expected);
+    pair.ends[1].close(CloseReason::Stopping);
+    let mut sent = Vec::new();
+    pair.ends[1].poll_transmit(&mut sent, usize::MAX);
+    assert_eq!(sent, [header(7, 0, 0, 4), vec![0, 7, 0, 0]].concat());
+}
+
+#[test]
+fn packets_arrive_as_they_left_whatever_pieces_the_stream_has() {
+    for piece in [1, 2, 7, 9, 1000] {
+        let mut pair = Pair::open();
+        let mut damaged = frame(lane(1), &[5; 300]);
+        damaged.damage(|bytes| bytes[60] ^= 1);
+        let sent = [
+            frame(Vl::MANAGEMENT, &[1; 256]),
+            damaged,
+            frame(lane(2), &[]),
+        ];
+        sent.iter()
+            .for_each(|frame| pair.ends[0].send(frame.clone()));
+        pair.carry(0, piece);
+        let arrived = core::iter::from_fn(|| pair.ends[1].poll_frame(|_| true));
+        let arrived: Vec<_> = arrived.map(|frame| frame.bytes().to_vec()).collect();
+        assert_eq!(arrived, sent.map(|frame| frame.bytes().to_vec()));
+    }
+}
+
+#[test]
+fn a_lane_without_credits_holds_up_no_other_lane() {
+    let mut pair = Pair::open();
+    let (slow, quick) = (lane(0), lane(1));
+    let mut sent = 0;
+    while pair.ends[0].has_place(slow) && sent < 1000 {
+        pair.ends[0].send(frame(slow, &[0; 4096]));
+        pair.run();
+        sent += 1;
+    }
+    let arrived = pair.ends[1].statistics().received_bytes;
+    assert!((WINDOW - 5000..=WINDOW).contains(&arrived), "{arrived}");
+    pair.ends[0].send(frame(quick, &[7; 64]));
+    pair.ends[0].send(frame(Vl::MANAGEMENT, &[8; 256]));
+    pair.run();
+    for expected in [Vl::MANAGEMENT, quick] {
+        let frame = pair.ends[1].poll_frame(|lane| lane != slow).unwrap();
+        assert_eq!(frame.lane(), expected);
+    }
+    // All go on once there is room, none is lost.
+    let mut arrived = 0;
+    while pair.ends[1].poll_frame(|_| true).is_some() {
+        arrived += 1;
+        pair.run();
+    }
+    assert_eq!(arrived, sent);
+    assert_eq!(pair.closed(0), None);
+}
+
+#[test]
+fn packets_on_vl15_are_discarded_where_too_many_wait() {
+    let mut pair = Pair::open();
+    for _ in 0..MANAGEMENT_DEPTH + 3 {
+        pair.ends[0].send(frame(Vl::MANAGEMENT, &[0; 256]));
+    }
+    assert_eq!(pair.ends[0].statistics().discarded, 3);
+    pair.run();
+    pair.ends[0].send(frame(Vl::MANAGEMENT, &[0; 256]));
+    pair.run();
+    assert_eq!(pair.ends[1].statistics().discarded, 1);
+}
+
+#[test]
+fn a_silent_end_is_given_up_and_a_live_one_is_not() {
+    let mut pair = Pair::open();
+    for _ in 0..10 {
+        pair.pass(TIMEOUT / 3);
+        pair.carry(0, usize::MAX);
+        pair.pass(Duration::from_millis(2));
+        pair.carry(1, usize::MAX);
+        pair.carry(0, usize::MAX);
+    }
+    let round_trip = pair.ends[0].statistics().round_trip;
+    assert_eq!(round_trip, Some(Duration::from_millis(2)));
+    pair.pass(TIMEOUT);
+    assert_eq!(pair.closed(0), Some(CloseReason::Timeout));
+    assert_eq!(pair.ends[0].poll_timeout(), None);
+    // The other end gets the reason, if it is there after all.
+    let mut pair = Pair::open();
+    pair.ends[0].handle_timeout(Instant::ZERO + TIMEOUT);
+    pair.run();
+    assert_eq!(pair.closed(1), Some(CloseReason::Timeout));
+}
+
+#[test]
+fn ends_of_one_site_are_refused_with_the_remedy() {
+    let mut pair = Pair::new(["leaf", "leaf"]);
+    pair.run();
+    for end in [0, 1] {
+        let reason = pair.closed(end).unwrap();
+        assert_eq!(reason, CloseReason::SameSite);
+        assert!(reason.to_string().contains("--site"));
+    }
+}
+
+#[test]
+fn the_port_of_the_other_end_is_told_by_its_latest_state() {
+    let mut pair = Pair::open();
+    for enabled in [true, false, true, false] {
+        pair.ends[0].report_port(enabled);
+    }
+    pair.run();
+    let told = core::iter::from_fn(|| pair.ends[1].poll_event());
+    let told: Vec<_> = told.collect();
+    assert_eq!(told, [SessionEvent::PeerPort { enabled: false }]);
+}
+
+#[test]
+fn a_peer_that_breaks_the_rules_is_let_go_with_the_reason() {
+    let credit = |limit: u64| {
+        let mut record = header(3, 0, 0, 120);
+        (0..15).for_each(|_| record.extend(limit.to_be_bytes()));
+        record
+    };
+    let packet = frame(lane(4), &[0; 64]);
+    let packet = &packet.bytes()[..packet.len() - 2];
+    let length = u32::try_from(packet.len()).unwrap();
+    let on_lane = |lane| [&header(1, 0, lane, length)[..], packet].concat();
+    let too_long = u32::try_from(MAX_BODY + 1).unwrap();
+    let too_many = |lane| on_lane(lane).repeat(1 << 14);
+    for (bytes, reason) in [
+        (header(1, 0, 0, too_long), CloseReason::Garbage),
+        (header(1, 0, 0, u32::MAX), CloseReason::Garbage),
+        (header(1, 0, 0, 0), CloseReason::Garbage),
+        (header(2, 0, 0, 0), CloseReason::Garbage),
+        (header(9, 0, 0, 0), CloseReason::Garbage),
+        (header(5, 0, 0, 3), CloseReason::Garbage),
+        (on_lane(5), CloseReason::Garbage),
+        (on_lane(16), CloseReason::Garbage),
+        (too_many(4), CloseReason::Overrun),
+        (credit(u64::MAX), CloseReason::Garbage),
+        ([credit(1 << 20), credit(0)].concat(), CloseReason::Garbage),
+        (header(0, 0, 0, 0), CloseReason::Garbage),
+        // A pong of the future.
+        (
+            [header(6, 0, 0, 8), vec![0xff; 8]].concat(),
+            CloseReason::Garbage,
+        ),
+        (
+            header(7, 0, 0, 4).into_iter().chain([9; 4]).collect(),
+            CloseReason::Other,
+        ),
+    ] {
+        let mut pair = Pair::open();
+        let mut bytes = bytes;
+        bytes.resize(bytes.len().max(16), 0);
+        pair.ends[0].handle_bytes(pair.now, &bytes);
+        assert_eq!(pair.closed(0), Some(reason), "{:x?}", &bytes[..16]);
+        pair.ends[0].handle_bytes(pair.now, &bytes);
+        assert_eq!(pair.ends[0].poll_event(), None);
+    }
+}
+
+#[test]
+fn what_is_not_a_trunk_is_let_go_at_its_first_record() {
+    let hello = {
+        let mut end = Session::new(Instant::ZERO, config("b"));
+        let mut bytes = Vec::new();
+        end.poll_transmit(&mut bytes, usize::MAX);
+        bytes
+    };
+    let changed = |at: usize| {
+        let mut bytes = hello.clone();
+        bytes[at] ^= 0x40;
+        bytes
+    };
+    for (bytes, reason) in [
+        (b"GET / HTTP/1.1\r\n\r\n".to_vec(), CloseReason::Garbage),
+        (changed(8), CloseReason::Version),
+        (changed(17), CloseReason::Version),
+        (changed(33), CloseReason::Garbage),
+        (changed(34), CloseReason::Garbage),
+        (header(1, 0, 0, 20).repeat(4), CloseReason::Version),
+        (header(0, 0, 0, 1 << 16), CloseReason::Garbage),
+    ] {
+        let mut end = Session::new(Instant::ZERO, config("a"));
+        end.handle_bytes(Instant::ZERO, &bytes);
+        let event = end.poll_event();
+        assert_eq!(event, Some(SessionEvent::Closed(reason)), "{bytes:x?}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_a_session_panic_or_grow(
+        records in proptest::collection::vec((0_u8..10, any::<u8>(), 0_u8..17, 0_u32..200), 0..30),
+        noise in any::<u64>(),
+    ) {
+        let mut pair = Pair::open();
+        let mut noise = noise;
+        let mut bytes = Vec::new();
+        for (kind, flags, lane, length) in records {
+            bytes.extend(header(kind, flags, lane, length));
+            for _ in 0..length {
+                noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                bytes.push((noise >> 56) as u8);
+            }
+        }
+        pair.ends[0].handle_bytes(pair.now, &bytes);
+        let mut out = Vec::new();
+        pair.ends[0].poll_transmit(&mut out, usize::MAX);
+        prop_assert!(out.len() <= MAX_BODY + 16);
+        while pair.ends[0].poll_frame(|_| true).is_some() {}
+    }
+}
