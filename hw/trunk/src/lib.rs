@@ -1,6 +1,6 @@
 //! Trunks: cables between fabrics of different processes, over any ordered stream of bytes.
 //!
-//! A trunk joins two ports, each in a [`Fabric`](ib_fabric::Fabric) of its own. At each end a [`Gateway`](ib_fabric::Gateway) is
+//! A trunk joins two ports, each in a [`Fabric`](ib_fabric::Fabric) of its own. At each end a gateway is
 //! plugged to the port, and a [`Session`] carries what arrives there to the other end as records:
 //!
 //! | kind | body |
