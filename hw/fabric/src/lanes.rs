@@ -25,6 +25,11 @@ impl Lanes {
         }
     }
 
+    /// Returns the lanes that are in this set and not in the other.
+    pub(crate) const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
     /// Returns the lanes that are not in the set.
     pub(crate) const fn others(self) -> Self {
         Self(!self.0)

@@ -6,7 +6,7 @@
 //! * [`Node`] and [`PhysicalPort`]: the identity and the state of a channel adapter or a switch,
 //!   worked on by the agents in [`sma`] and [`pma`].
 //! * [`EndNode`]: the device behind a node's ports, as the fabric uses it. [`ChannelAdapter`]: one that the fabric makes.
-//! * [`Fabric::add_gateway`]: the far end of a link that leaves the fabric.
+//! * [`Fabric::add_gateway`]: the far end of a link that leaves the fabric. [`Crossing`]: a packet or a run that does.
 //! * [`Topology`]: a plan of nodes and links, of a well-known shape or from a [file](topology_file).
 //! * [`Frame`]: a packet. [`PacketRun`]: consecutive packets of one message.
 //! * [`FaultPlan`]: faults of a link; [`TapPoint`]: where packets are watched.
@@ -42,6 +42,7 @@ pub use config::{HcaConfig, PortConfig, SwitchConfig};
 pub use drops::{DropCounters, DropReason, Dropped};
 pub use fabric::{Fabric, FabricError, LinkTrouble, NodeId, Travelling};
 pub use frame::{Frame, FrameWriter};
+pub use gateway::{Crossing, MAX_GATEWAY_RUN};
 pub use lanes::Lanes;
 pub use link::{
     Endpoint, Fault, FaultCounters, FaultPlan, FaultRule, LinkConfig, LinkId, LinkState,

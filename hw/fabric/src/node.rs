@@ -14,7 +14,7 @@ use crate::pma::Samples;
 use crate::switch::Tables;
 use crate::trap::Traps;
 use crate::{
-    DropCounters, DropReason, Frame, HcaConfig, Lanes, Pace, PhysicalPort, PortConfig,
+    DropCounters, DropReason, Frame, HcaConfig, Lanes, Pace, PacketRun, PhysicalPort, PortConfig,
     PortCounters, RunHead, SwitchConfig,
 };
 
@@ -123,6 +123,17 @@ pub trait EndNode: fmt::Debug {
     /// Takes whole the run that [`EndNode::poll_run`] of another node described, with the port that it leaves by. Returns `false` if
     /// some packet of it would be dropped here: then nothing was done, and the packets come one by one.
     fn receive_run(&mut self, _now: Instant, _port: PortNum, _from: (&Self, PortNum)) -> bool {
+        false
+    }
+
+    /// Takes the run that [`EndNode::poll_run`] described off, with its payload, for a gateway. Returns `None` if it is lost, because
+    /// its payload cannot be read.
+    fn take_front_run(&mut self, _now: Instant, _port: PortNum) -> Option<PacketRun> {
+        None
+    }
+
+    /// Takes whole a run that came by a gateway, or returns `false` as [`EndNode::receive_run`] does.
+    fn receive_whole(&mut self, _now: Instant, _port: PortNum, _run: &PacketRun) -> bool {
         false
     }
 

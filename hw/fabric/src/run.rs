@@ -1,16 +1,18 @@
 //! Runs of packets, before they are cut into frames.
 
-use ib_transport::{PacketHeaders, PathMtu, Transfer};
-use ib_wire::packet::{Bth, Grh, ICRC_SIZE, Lrh, TransportFrame, TransportService};
-use ib_wire::{Lid, PKey, Sl};
+use ib_transport::{Answer, PacketHeaders, PathMtu, RunOperation, Transfer};
+use ib_wire::packet::{
+    Bth, ExtendedHeaders, Grh, ICRC_SIZE, Lrh, TransportFrame, TransportService,
+};
+use ib_wire::{Lid, Mtu, PKey, Sl, Vl};
 
 use crate::{Frame, FrameWriter, PacketSource};
 
 /// Properties that all packets of a run have in common.
 #[derive(Clone, Copy, Debug)]
 pub struct PacketTemplate {
-    /// Sender, beside the bytes.
-    pub source: PacketSource,
+    /// Sender, beside the bytes, if it is known.
+    pub source: Option<PacketSource>,
     /// Transport, RC or UC.
     pub service: TransportService,
     /// Path MTU by which the packets are cut.
@@ -44,6 +46,8 @@ pub struct RunHead {
     pub dlid: Lid,
     /// Service level.
     pub sl: Sl,
+    /// Lane on the link of the sender.
+    pub vl: Vl,
     /// Partition key.
     pub pkey: PKey,
     /// Packets, at least one.
@@ -52,6 +56,8 @@ pub struct RunHead {
     pub words: u64,
     /// Words of the longest packet.
     pub longest: u64,
+    /// Bytes of payload of all packets together.
+    pub payload: u32,
 }
 
 impl PacketRun {
@@ -64,6 +70,92 @@ impl PacketRun {
             payload,
             start: 0,
         }
+    }
+
+    /// Reads a run from one packet that stands for all of it, but has no bound of its length: the PSN of the first packet, and the
+    /// opcode, flags and extended headers of a packet that is first or last in its message where the run is ([`PacketRun::headers`]).
+    /// `behind` has the extended headers and the payload. The sender of the run is not known.
+    ///
+    /// Returns `None` if no run has such headers: the service is neither RC nor UC, the path MTU has no such code, or the operation has
+    /// no such payload in packets of that size.
+    #[must_use]
+    pub fn from_headers(
+        mtu: Mtu,
+        routing: (Lrh, Option<Grh>),
+        bth: &Bth,
+        behind: &[u8],
+    ) -> Option<Self> {
+        let pmtu = PathMtu::new(mtu)?;
+        let service = bth.opcode.service()?;
+        if !matches!(service, TransportService::Rc | TransportService::Uc) {
+            return None;
+        }
+        let extended = ExtendedHeaders::of(bth.opcode, behind).ok()?;
+        let empty = Transfer::from_packet(bth, &extended, 0);
+        let payload = behind.get(empty.headers(service)?.extended().len()..)?;
+        let len = u32::try_from(payload.len()).ok()?;
+        let packets = pmtu.packets(len);
+        let mut transfer = Transfer::from_packet(bth, &extended, len);
+        // A message's last packet has a byte at least, if it is not the only one; all others are full (IBA 9.7.4.1.6).
+        let is_cut = |first, last| {
+            if last {
+                first || len > 0
+            } else {
+                len == packets * pmtu.bytes()
+            }
+        };
+        let is_legal = match &mut transfer {
+            Transfer::Request(run) => {
+                run.packets = packets;
+                match run.operation {
+                    RunOperation::Send(_) | RunOperation::Write(..) => is_cut(run.first, run.last),
+                    RunOperation::AtomicWrite(_) => packets == 1,
+                    RunOperation::Read(_) | RunOperation::Atomic(..) => len == 0,
+                    RunOperation::Reserved => false,
+                }
+            }
+            Transfer::Response(response) => {
+                response.packets = packets;
+                match response.answer {
+                    Answer::Read { first, last, .. } => is_cut(first, last),
+                    Answer::Acknowledge(_) | Answer::Atomic { .. } => len == 0,
+                    Answer::Reserved => false,
+                }
+            }
+        };
+        let template = PacketTemplate {
+            source: None,
+            service,
+            pmtu,
+            lrh: routing.0,
+            grh: routing.1,
+            bth: *bth,
+        };
+        is_legal.then(|| Self::new(template, transfer, payload.to_vec()))
+    }
+
+    /// Returns the transport headers that one packet in place of all that are left would have, or `None` for operations that no
+    /// packet has.
+    #[must_use]
+    pub fn headers(&self) -> Option<PacketHeaders> {
+        let mut whole = self.transfer;
+        match &mut whole {
+            Transfer::Request(run) => run.packets = 1,
+            Transfer::Response(response) => response.packets = 1,
+        }
+        whole.headers(self.template.service)
+    }
+
+    /// Returns the run as one whose sender is not known.
+    pub(crate) const fn without_source(mut self) -> Self {
+        self.template.source = None;
+        self
+    }
+
+    /// Returns the run as it is on a link with this lane.
+    pub(crate) fn on_lane(mut self, lane: Vl) -> Self {
+        self.template.lrh.set_vl(lane);
+        self
     }
 
     /// Returns the properties that all of its packets have in common.
@@ -113,10 +205,12 @@ impl PacketRun {
         Some(RunHead {
             dlid: self.template.lrh.dlid,
             sl: self.template.lrh.sl(),
+            vl: self.template.lrh.vl(),
             pkey: self.template.bth.pkey,
             packets,
             words: bytes / 4,
             longest: (fixed + longest) / 4,
+            payload: self.transfer.payload_len(),
         })
     }
 
@@ -175,7 +269,10 @@ impl PacketRun {
     pub fn frame(&self, writer: &mut FrameWriter) -> Option<Frame> {
         let (headers, payload) = self.first()?;
         let frame = writer.write(&self.packet(&headers, payload)).ok()?;
-        Some(frame.sent_by(self.template.source))
+        Some(match self.template.source {
+            Some(source) => frame.sent_by(source),
+            None => frame,
+        })
     }
 
     /// Drops the first packet. Returns `false` if there is none behind it.

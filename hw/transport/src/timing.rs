@@ -115,6 +115,13 @@ impl PathMtu {
         self.0 as u32
     }
 
+    /// Returns the code, as PortInfo has it (IBA 14.2.5.6).
+    #[must_use]
+    pub fn code(self) -> Mtu {
+        // The first one, 1, is of 256 bytes, and each has twice the bytes of the one before.
+        Mtu::new(u8::try_from(self.0.trailing_zeros().saturating_sub(7)).unwrap_or(0))
+    }
+
     /// Returns the packets of a message of `len` bytes: at least one.
     #[must_use]
     pub const fn packets(self, len: u32) -> u32 {

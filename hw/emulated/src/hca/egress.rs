@@ -158,10 +158,10 @@ mod tests {
         let mut egress = Egress::default();
         for function in functions {
             let template = PacketTemplate {
-                source: PacketSource {
+                source: Some(PacketSource {
                     function,
                     qpn: Qpn::default(),
-                },
+                }),
                 service: TransportService::Rc,
                 pmtu: PathMtu::new(Mtu::MTU_4096).unwrap(),
                 lrh: Lrh::default(),

@@ -67,7 +67,7 @@ use self::qpn::{QpRef, QpnTable};
 use self::work_queue::SpareBytes;
 use crate::{
     ChannelAdapter, DropCounters, DropReason, EndNode, Frame, FrameWriter, HcaConfig, Lanes, Node,
-    RunHead,
+    PacketRun, RunHead,
 };
 
 /// Upper bounds of every function.
@@ -340,6 +340,18 @@ impl EndNode for Device {
             state.and_then(|state| state.memory.in_place(pieces))
         };
         arrived.is_some_and(|arrived| self.take_run(port, run, arrived))
+    }
+
+    fn take_front_run(&mut self, now: Instant, port: PortNum) -> Option<PacketRun> {
+        self.node.set_now(now);
+        let run = self.take_out_run(port);
+        self.serve_backlog(port);
+        run
+    }
+
+    fn receive_whole(&mut self, now: Instant, port: PortNum, run: &PacketRun) -> bool {
+        self.node.set_now(now);
+        self.sends_runs && self.take_run(port, run, Arrived::Bytes(run.payload()))
     }
 
     fn ports_changed(&mut self, now: Instant) {

@@ -1,5 +1,6 @@
 //! The fabric: nodes, links, and the packets between them.
 
+mod gateways;
 mod hold;
 mod links;
 mod port0;
@@ -24,8 +25,8 @@ use crate::switch::{Output, Outputs, Switch};
 
 use crate::{
     ChannelAdapter, DropReason, EndNode, Endpoint, FaultCounters, FaultPlan, Frame, HcaConfig,
-    Lanes, LinkConfig, LinkId, LinkState, Node, NodeKind, Pace, PhysicalPort, PortConfig,
-    SwitchConfig, TapId, TapPoint, Tapped,
+    LinkConfig, LinkId, LinkState, Node, NodeKind, Pace, PhysicalPort, SwitchConfig, TapId,
+    TapPoint, Tapped,
 };
 
 /// Work that one call to [`Fabric::poll`] does at most: a packet that moves is 1, one for a group [`COPIES`].
@@ -159,6 +160,8 @@ enum Timer {
     Node(NodeId),
     /// The packet at the head of a switch's queue may have waited too long.
     Head(NodeId, Output),
+    /// Runs may have waited too long for a place of a lane at the gateway behind a port.
+    Line(Endpoint, Vl),
 }
 
 /// A fabric of channel adapters and switches, connected by links.
@@ -244,65 +247,6 @@ impl<D: EndNode> Fabric<D> {
     /// Adds a switch.
     pub fn add_switch(&mut self, config: &SwitchConfig) -> NodeId {
         self.add(Body::Switch(Box::new(Switch::new(config))))
-    }
-
-    /// Adds a gateway: the far end of a link that leaves the fabric.
-    ///
-    /// A gateway is the simplest of nodes: it has one port, which trains as any other, and no agent, no state of its own and
-    /// no checks. Whatever arrives at it, SMPs on VL15 with their directed routes included, waits to be taken as it was on the
-    /// wire ([`Fabric::take_from`]), and what it is given goes onto the wire as it is ([`Fabric::send_from`]). So whoever
-    /// stands behind it can play any part towards the port at the near end: its peers, and its subnet manager.
-    pub fn add_gateway(&mut self, description: &str, port: PortConfig) -> NodeId {
-        self.add(Body::Gateway(Box::new(Gateway::new(description, port))))
-    }
-
-    fn gateway_mut(&mut self, node: NodeId) -> Option<&mut Gateway> {
-        match &mut self.slots.get_mut(node.index())?.body {
-            Body::Gateway(gateway) => Some(gateway),
-            Body::EndNode(_) | Body::Switch(_) => None,
-        }
-    }
-
-    /// Whether a node is a gateway.
-    #[must_use]
-    pub fn is_gateway(&self, node: NodeId) -> bool {
-        let slot = self.slots.get(node.index());
-        slot.is_some_and(|slot| matches!(slot.body, Body::Gateway(_)))
-    }
-
-    /// Takes the oldest packet on some lanes that left the fabric at a gateway; `None` if there is none, or the node is no gateway.
-    /// Until then the packet keeps its place on the link, so that its senders wait.
-    pub fn take_from(&mut self, gateway: NodeId, lanes: Lanes) -> Option<Frame> {
-        let (place, frame) = self.gateway_mut(gateway)?.take(lanes)?;
-        self.free_place(place);
-        Some(frame)
-    }
-
-    /// Forgets all packets at a gateway, of both ways.
-    pub fn clear_gateway(&mut self, gateway: NodeId) {
-        while self.take_from(gateway, Lanes::ALL).is_some() {}
-        if let Some(gateway) = self.gateway_mut(gateway) {
-            gateway.forget_leaving();
-        }
-    }
-
-    /// Returns the packets of a lane that a gateway was given by [`Fabric::send_from`] and that still wait for its link.
-    #[must_use]
-    pub fn waiting_at(&self, gateway: NodeId, lane: Vl) -> usize {
-        match self.slots.get(gateway.index()).map(|slot| &slot.body) {
-            Some(Body::Gateway(gateway)) => gateway.leaving(lane),
-            _ => 0,
-        }
-    }
-
-    /// Sends a packet from a gateway into the fabric, as it is: it leaves with the next poll, when the
-    /// link is up and has room.
-    pub fn send_from(&mut self, gateway: NodeId, frame: Frame) {
-        let now = self.now;
-        if let Some(gateway) = self.gateway_mut(gateway) {
-            gateway.leave(now, frame);
-        }
-        self.touch(gateway);
     }
 
     fn add(&mut self, body: Body<D>) -> NodeId {
@@ -604,6 +548,7 @@ impl<D: EndNode> Fabric<D> {
             Timer::Release(direction, ticket) => self.release(direction, ticket),
             Timer::Trained(link, epoch) => self.trained(link, epoch),
             Timer::Head(node, output) => self.check_head(node, output),
+            Timer::Line(near, lane) => self.check_line(near, lane),
             Timer::Node(node) => {
                 self.slots[node.index()].timer = None;
                 self.activate(node);

@@ -3,7 +3,9 @@
 use hca_api::{PortChange, PortState};
 use ib_wire::{PortNum, Vl};
 
+use super::whole::Passed;
 use super::{Arrival, Body, COPIES, Fabric, MAX_TAPPED, NodeId, Timer};
+use crate::gateway::Crossing;
 use crate::link::layer::{self, Arrival as Received};
 use crate::link::{DirectionId, Held, LinkId, Place, Verdict};
 use crate::smi::{self, Outcome};
@@ -45,7 +47,7 @@ impl<D: EndNode> Fabric<D> {
             return false;
         }
         if let Body::Gateway(gateway) = &mut slot.body {
-            gateway.arrive(place, frame);
+            gateway.arrive(place, Crossing::Packet(frame));
             return true;
         }
         let node = slot.node_mut();
@@ -210,42 +212,67 @@ impl<D: EndNode> Fabric<D> {
         let ports = self.slots[id.index()].links.len();
         for port in (1..ports).filter_map(|port| u8::try_from(port).ok()) {
             let from = id.port(port);
-            loop {
-                let lanes = self.open_lanes(from);
-                if done >= budget {
-                    self.activate(id);
-                    return done;
-                }
-                if let Some(packets) = self.pass_run(from) {
-                    done += packets;
-                    continue;
-                }
-                let now = self.now;
-                let device = match &mut self.slots[id.index()].body {
-                    Body::EndNode(device) => device,
-                    Body::Switch(_) => return done,
-                    Body::Gateway(gateway) => {
-                        let Some(frame) = gateway.next_leaving(lanes) else {
-                            break;
-                        };
-                        done += 1;
-                        self.launch_from(from, frame);
-                        continue;
-                    }
-                };
-                let Some(frame) = device.poll_transmit_on(now, from.port, lanes) else {
-                    break;
-                };
-                done += work(&frame);
-                if frame.lane() == Vl::MANAGEMENT {
-                    let outcome = smi::send(device.node_mut(), from.port, frame);
-                    self.follow(from, outcome);
-                } else if self.transmit(id, from.port, frame).is_some() {
-                    self.discard(from, DropReason::LinkFull);
-                }
+            let waited = self.direction_from(from).map(|direction| {
+                let direction = self.direction_mut(direction);
+                core::mem::take(&mut direction.waits)
+            });
+            self.pull_port(from, budget, &mut done);
+            self.end_waits(from, waited.unwrap_or_default());
+            if done >= budget {
+                self.activate(id);
+                return done;
             }
         }
         done
+    }
+
+    /// Takes packets and runs of a device that leave by one port, until `done` is as much work as `budget`.
+    fn pull_port(&mut self, from: Endpoint, budget: u32, done: &mut u32) {
+        let id = from.node;
+        // Lanes on which the next run waits for a gateway.
+        let mut waiting = Lanes::default();
+        while *done < budget {
+            let lanes = self.open_lanes(from);
+            match self.pass_run(from) {
+                Passed::Whole(packets) => {
+                    *done += packets;
+                    continue;
+                }
+                Passed::Waits(lane) => waiting.set(lane, true),
+                Passed::Apart => {}
+            }
+            let lanes = lanes.without(waiting);
+            let now = self.now;
+            let device = match &mut self.slots[id.index()].body {
+                Body::EndNode(device) => device,
+                Body::Switch(_) => return,
+                Body::Gateway(gateway) => {
+                    let Some(next) = gateway.next_leaving(lanes) else {
+                        return;
+                    };
+                    *done += 1;
+                    match next {
+                        Crossing::Packet(frame) => self.launch_from(from, frame),
+                        Crossing::Run(run) => match self.pass_from_gateway(from, run) {
+                            Passed::Whole(packets) => *done += packets - 1,
+                            Passed::Waits(lane) => waiting.set(lane, true),
+                            Passed::Apart => {}
+                        },
+                    }
+                    continue;
+                }
+            };
+            let Some(frame) = device.poll_transmit_on(now, from.port, lanes) else {
+                return;
+            };
+            *done += work(&frame);
+            if frame.lane() == Vl::MANAGEMENT {
+                let outcome = smi::send(device.node_mut(), from.port, frame);
+                self.follow(from, outcome);
+            } else if self.transmit(id, from.port, frame).is_some() {
+                self.discard(from, DropReason::LinkFull);
+            }
+        }
     }
 
     /// Returns the lanes of the link at a port that take another packet. When one of the others does, the node is served
@@ -342,7 +369,7 @@ impl<D: EndNode> Fabric<D> {
     }
 
     /// Puts a gateway's packet on its link, if that is up: no port layer looks at it.
-    fn launch_from(&mut self, from: Endpoint, frame: Frame) {
+    pub(super) fn launch_from(&mut self, from: Endpoint, frame: Frame) {
         match self.direction_from(from) {
             Some(id) if self.links[id.link.index()].up => self.launch(id, frame),
             _ => {
@@ -365,7 +392,7 @@ impl<D: EndNode> Fabric<D> {
         }
     }
 
-    fn take_place(&mut self, direction: DirectionId, lane: Vl) -> Place {
+    pub(super) fn take_place(&mut self, direction: DirectionId, lane: Vl) -> Place {
         self.links[direction.link.index()].take_place(usize::from(direction.side), lane);
         Place { direction, lane }
     }

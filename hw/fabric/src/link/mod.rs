@@ -19,7 +19,7 @@ use crate::{Frame, Lanes, PhysicalPort};
 const VL15_PLACES: u32 = 64;
 
 /// Number of virtual lanes.
-const LANES: usize = 16;
+pub(crate) const LANES: usize = 16;
 
 /// A port of a node of the fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -102,12 +102,19 @@ pub(crate) struct Direction {
     pub(crate) waited_until: Instant,
     /// Lanes on which the sender waits for a place.
     pub(crate) awaited: Lanes,
+    /// Gateways at which runs of the sender wait for a place of a lane.
+    pub(crate) waits: Vec<(NodeId, Vl)>,
 }
 
 impl Direction {
     /// Returns `true` if no packet has a place.
     pub(crate) fn is_empty(&self) -> bool {
         self.in_flight == [0; LANES]
+    }
+
+    /// Returns the places that packets have.
+    fn places(&self) -> u32 {
+        self.in_flight.iter().sum()
     }
 
     /// Returns the lanes that have places.
@@ -148,14 +155,15 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Returns `true` if a packet sent by a side would be at the other at once, like those before and behind it.
-    pub(crate) fn is_at_rest(&self, side: usize, now: Instant) -> bool {
+    /// Returns `true` if a packet sent by a side would be at the other at once, like those before and behind it. Packets that wait
+    /// in a gateway there keep `kept` places.
+    pub(crate) fn is_at_rest(&self, side: usize, now: Instant, kept: u32) -> bool {
         let direction = &self.directions[side];
         let is_fast = !self.config.timed && self.config.latency.is_zero();
         self.up
             && is_fast
             && direction.faults.is_none()
-            && direction.is_empty()
+            && direction.places() == kept
             && direction.free_at <= now
     }
 

@@ -100,8 +100,9 @@ impl Switch {
         }
     }
 
-    /// Returns the port by which packets of a run leave that come by a port, or `None` unless all of them go out by one.
-    pub(crate) fn passes(&self, in_port: PortNum, head: &RunHead) -> Option<PortNum> {
+    /// Returns the port by which packets of a run leave that come by a port, and their lane there, or `None` unless all of them go
+    /// out by one.
+    pub(crate) fn passes(&self, in_port: PortNum, head: &RunHead) -> Option<Output> {
         let tables = self.node.tables()?;
         let own = self.node.port(PortNum(0))?.owns_lid(head.dlid);
         let out_port = tables.route(head.dlid).filter(|_| !own)?;
@@ -115,7 +116,7 @@ impl Switch {
             && admitted(exit, exit.partition_enforcement_out)
             && vl != Vl::MANAGEMENT
             && self.holding.is_clear((out_port, vl));
-        passes.then_some(out_port)
+        passes.then_some((out_port, vl))
     }
 
     /// Sends an SMP on towards its LID. SMPs stay on VL15 and need no partition.

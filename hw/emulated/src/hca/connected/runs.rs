@@ -94,7 +94,7 @@ impl Device {
         };
         bth.set_migrated(true);
         let template = PacketTemplate {
-            source: addressed.source,
+            source: Some(addressed.source),
             service: own.service,
             pmtu: own.path_mtu().map_err(|_| GONE)?,
             lrh,
@@ -130,7 +130,7 @@ impl Device {
         };
         loop {
             if let Some((headers, payload)) = run.first()
-                && let Ok(packet) = Inbound::of(&run.packet(&headers, payload), Some(source))
+                && let Ok(packet) = Inbound::of(&run.packet(&headers, payload), source)
             {
                 self.deliver_unicast(port, &packet);
             }
@@ -233,6 +233,15 @@ impl Device {
         Some(from)
     }
 
+    /// Takes the run off that leaves next by a port, with its payload, because a gateway has room for it. Returns `None` if it is lost.
+    pub(in super::super) fn take_out_run(&mut self, port: PortNum) -> Option<PacketRun> {
+        let Leaving::Run { from, run, pieces } = self.egress_mut(port)?.pop(Lanes::ALL)? else {
+            return None;
+        };
+        self.note_way(from, true, true);
+        self.with_bytes(from, port, run, &pieces)
+    }
+
     /// Takes a run that arrived whole, if its queue pair takes each of its packets. Returns `false` if it does not, and
     /// nothing was done.
     pub(in super::super) fn take_run(
@@ -245,7 +254,7 @@ impl Device {
             return false;
         };
         let frame = run.packet(&headers, first);
-        let Ok(packet) = Inbound::of(&frame, Some(run.template().source)) else {
+        let Ok(packet) = Inbound::of(&frame, run.template().source) else {
             return false;
         };
         let Some(to) = self.peer(run) else {

@@ -2,8 +2,12 @@
 
 use hca_api::FunctionId;
 
+use ib_transport::{Answer, Ending, PathMtu, RemoteRange, Response, Run, RunOperation, Transfer};
+use ib_wire::packet::{AethSyndrome, Bth, BthOpcode, Lrh, TransportService};
+use ib_wire::{Mtu, RKey};
+
 use super::*;
-use crate::{LinkState, PacketSource, PortConfig};
+use crate::{Crossing, LinkState, PacketRun, PacketSource, PacketTemplate, PortConfig};
 
 const LID: u16 = 5;
 const PEER: u16 = 9;
@@ -169,4 +173,137 @@ fn t025a_a_packet_from_a_gateway_has_no_known_sender() {
     let received = edge.bench.received(edge.host);
     assert_eq!(received.len(), 1);
     assert_eq!(received[0].source(), None);
+}
+
+fn template(service: TransportService) -> PacketTemplate {
+    let mut lrh = Lrh {
+        dlid: Lid::new(LID),
+        ..Lrh::default()
+    };
+    lrh.set_vl(Vl::from_low_bits(1));
+    PacketTemplate {
+        source: Some(PacketSource {
+            function: FunctionId(1),
+            qpn: Qpn::GSI,
+        }),
+        service,
+        pmtu: PathMtu::new(Mtu::MTU_256).unwrap(),
+        lrh,
+        grh: None,
+        bth: Bth::default(),
+    }
+}
+
+#[test]
+fn t025a_a_run_from_a_gateway_has_no_known_sender_and_is_cut_where_nobody_takes_it_whole() {
+    let mut edge = Edge::new();
+    edge.bring_up();
+    let transfer = Transfer::Request(Run {
+        psn: Psn::from_low_bits(0xff_ffff),
+        packets: 3,
+        operation: RunOperation::Send(Ending::Plain),
+        first: true,
+        last: true,
+        len: 600,
+        ack_request: false,
+        solicited: false,
+    });
+    let run = PacketRun::new(template(TransportService::Uc), transfer, vec![7; 600]);
+    let fabric = &mut edge.bench.fabric;
+    fabric.send_whole_from(edge.gateway, Crossing::Run(run));
+    assert_eq!(fabric.waiting_at(edge.gateway, Vl::from_low_bits(1)), 3);
+    edge.bench.run();
+    let received = edge.bench.received(edge.host);
+    let seen = received.iter().map(|frame| {
+        let bth = frame.bth().unwrap();
+        (
+            bth.opcode,
+            bth.psn.get(),
+            frame.source(),
+            payload(frame).len(),
+        )
+    });
+    assert_eq!(
+        seen.collect::<Vec<_>>(),
+        [
+            (BthOpcode::UC_SEND_FIRST, 0xff_ffff, None, 256),
+            (BthOpcode::UC_SEND_MIDDLE, 0, None, 256),
+            (BthOpcode::UC_SEND_LAST, 1, None, 88),
+        ]
+    );
+}
+
+#[test]
+fn a_run_is_read_from_the_headers_of_one_packet_that_stands_for_it() {
+    let psn = Psn::from_low_bits(0xff_ffff);
+    let range = RemoteRange {
+        addr: 0x1000,
+        rkey: RKey::new(9),
+        len: 70_000,
+    };
+    let request = |operation, first, last, len: u32| {
+        Transfer::Request(Run {
+            psn,
+            packets: len.div_ceil(256).max(1),
+            operation,
+            first,
+            last,
+            len,
+            ack_request: last,
+            solicited: false,
+        })
+    };
+    let syndrome = AethSyndrome::Ack { credits: 3 };
+    let response = |answer, packets| {
+        Transfer::Response(Response {
+            psn,
+            packets,
+            answer,
+            msn: Psn::from_low_bits(4),
+        })
+    };
+    let read = |len| Answer::Read {
+        first: true,
+        last: true,
+        len,
+        syndrome,
+    };
+    let immediate = Ending::Immediate([1, 2, 3, 4]);
+    for transfer in [
+        request(RunOperation::Send(Ending::Plain), true, true, 0),
+        request(RunOperation::Send(Ending::Plain), false, false, 512),
+        request(
+            RunOperation::Send(Ending::Invalidate(RKey::new(5))),
+            false,
+            true,
+            513,
+        ),
+        request(
+            RunOperation::Write(Some(range), immediate),
+            true,
+            true,
+            70_000,
+        ),
+        request(RunOperation::Read(range), true, true, 0),
+        response(read(700), 3),
+        response(Answer::Acknowledge(syndrome), 1),
+    ] {
+        let payload: Vec<u8> = (0..=250)
+            .cycle()
+            .take(transfer.payload_len() as usize)
+            .collect();
+        let run = PacketRun::new(template(TransportService::Rc), transfer, payload);
+        let headers = run.headers().unwrap();
+        let packet = run.packet(&headers, run.payload());
+        let behind = [packet.extended, packet.payload].concat();
+        let routing = (packet.lrh, packet.grh);
+        let mtu = run.template().pmtu.code();
+        let read = PacketRun::from_headers(mtu, routing, &packet.bth, &behind).unwrap();
+        assert_eq!(
+            (read.transfer(), read.payload()),
+            (&transfer, run.payload())
+        );
+        assert_eq!((read.head(), read.template().source), (run.head(), None));
+        assert!(PacketRun::from_headers(Mtu::new(6), routing, &packet.bth, &behind).is_none());
+    }
 }
