@@ -17,6 +17,9 @@ pub const MAX_SITE: usize = 63;
 const MAGIC: [u8; 8] = *b"VHCATRNK";
 const VERSION: u16 = 1;
 
+/// Feature of an end that takes runs of packets whole.
+const RUNS: u16 = 1 << 0;
+
 /// The name of a service whose fabric has trunks: letters, digits, `-`, `_` and `.`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SiteName(String);
@@ -82,7 +85,7 @@ pub struct Hello {
 pub(crate) struct HelloBody {
     magic: [u8; 8],
     version: U16,
-    /// Optional parts of the protocol that the sender has: none yet.
+    /// Optional parts of the protocol that the sender has: [`RUNS`].
     features: U16,
     largest_body: U32,
     node_guid: U64,
@@ -102,7 +105,7 @@ impl HelloBody {
         Self {
             magic: MAGIC,
             version: U16::new(VERSION),
-            features: U16::new(0),
+            features: U16::new(RUNS),
             largest_body: U32::new(u32::try_from(crate::MAX_BODY).unwrap_or(u32::MAX)),
             node_guid: U64::new(hello.node_guid.get()),
             port: hello.port,
@@ -112,8 +115,8 @@ impl HelloBody {
         }
     }
 
-    /// Reads a hello.
-    pub(crate) fn read(bytes: &[u8]) -> Result<Hello, CloseReason> {
+    /// Reads a hello. Returns with it whether its sender takes runs.
+    pub(crate) fn read(bytes: &[u8]) -> Result<(Hello, bool), CloseReason> {
         // A later version may have a longer hello with the same beginning.
         let (body, _) = Self::read_from_prefix(bytes).map_err(|_| CloseReason::Version)?;
         if body.magic != MAGIC || body.version.get() != VERSION {
@@ -121,10 +124,11 @@ impl HelloBody {
         }
         let site = body.site.get(..usize::from(body.site_length));
         let site = site.and_then(|site| str::from_utf8(site).ok()?.parse().ok());
-        Ok(Hello {
+        let hello = Hello {
             site: site.ok_or(CloseReason::Garbage)?,
             node_guid: Guid::new(body.node_guid.get()),
             port: body.port,
-        })
+        };
+        Ok((hello, body.features.get() & RUNS != 0))
     }
 }

@@ -7,6 +7,7 @@
 //! | --- | --- |
 //! | hello | the site of the sender, the GUIDs at its end, and what it supports |
 //! | packet | a packet from LRH to ICRC |
+//! | run | consecutive packets of one message, with one header and one payload of 64 KiB at most |
 //! | credit | for each lane, the bytes of packets that may come in total |
 //! | port | the state of the sender's port |
 //! | ping, pong | a time of the sender of the ping |
@@ -15,6 +16,9 @@
 //! The link is lossless as a cable is: a packet of a data lane leaves when the other end has room for it on its lane, and waits in its
 //! fabric until then, so that its sender waits. Packets on VL15 have no credits (IBA 7.9): they leave first, and are discarded beyond
 //! [`MANAGEMENT_DEPTH`].
+//!
+//! Runs cross whole if both hellos say so; elsewhere the fabric cuts them into the packets that they stand for. Neither a packet nor a
+//! run has its sender's queue pair with it: that of a packet of another process is not known.
 //!
 //! [`TrunkEnd`] joins a session to a gateway. Neither has a socket or a clock: the owner of the stream passes bytes in and out.
 #![forbid(unsafe_code)]
@@ -26,6 +30,7 @@ mod end;
 mod hello;
 mod incoming;
 mod record;
+mod run;
 mod session;
 
 pub use close::CloseReason;

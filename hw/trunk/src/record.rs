@@ -17,6 +17,7 @@ pub(crate) const DATA_LANES: usize = 15;
 pub(crate) enum Kind {
     Hello,
     Packet,
+    Run,
     Credit,
     Port,
     Ping,
@@ -25,10 +26,10 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// All kinds and their numbers. Number 2 is of runs of packets, which this version does not have.
-    const NUMBERS: [(Self, u8); 7] = [
+    const NUMBERS: [(Self, u8); 8] = [
         (Self::Hello, 0),
         (Self::Packet, 1),
+        (Self::Run, 2),
         (Self::Credit, 3),
         (Self::Port, 4),
         (Self::Ping, 5),
@@ -71,7 +72,7 @@ impl Header {
         Kind::from_number(self.kind)
     }
 
-    /// The lane of a packet.
+    /// The lane of a packet or a run.
     pub(crate) fn lane(&self) -> Option<Vl> {
         Vl::new(self.lane)
     }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use ib_fabric::Frame;
+use ib_fabric::{Crossing, Frame, PacketRun};
 use ib_vtime::{Duration, Instant};
 use ib_wire::Vl;
 use ib_wire::packet::{VCRC_SIZE, crc};
@@ -17,12 +17,13 @@ use crate::record::{
     CloseBody, CreditBody, DATA_LANES, Header, Kind, MAX_BODY, PingBody, PortBody, flag, put,
     put_on,
 };
+use crate::run;
 
 /// Packets on VL15 that wait at most, each way; more are discarded and counted.
 pub const MANAGEMENT_DEPTH: usize = 64;
 
 /// Packets of a data lane that wait to leave at most; see [`Session::has_place`].
-const LANE_DEPTH: usize = 64;
+const LANE_DEPTH: u32 = 64;
 
 /// Bytes of a hello's body that are read at most, since later versions may have a longer one.
 const MAX_HELLO: usize = 4 * HelloBody::SIZE;
@@ -53,11 +54,11 @@ pub enum SessionEvent {
 /// Counters of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Packets that left.
+    /// Packets that left, also in runs.
     pub sent_packets: u64,
     /// Bytes of them, from LRH to ICRC.
     pub sent_bytes: u64,
-    /// Packets that came.
+    /// Packets that came, also in runs.
     pub received_packets: u64,
     /// Bytes of them.
     pub received_bytes: u64,
@@ -75,11 +76,19 @@ enum Phase {
     Closed,
 }
 
+/// A packet or a run of a data lane that waits, with the credits that it takes: the bytes of its record's body.
+#[derive(Debug)]
+struct Waiting {
+    crossing: Crossing,
+    bytes: usize,
+}
+
 /// One connection of a trunk, as a machine without a clock and without a socket.
 #[derive(Debug)]
 pub struct Session {
     config: SessionConfig,
     phase: Phase,
+    carries_runs: bool,
     began: Instant,
     heard: Instant,
     next_ping: Instant,
@@ -87,13 +96,13 @@ pub struct Session {
     /// Records besides packets that are to leave.
     control: Vec<u8>,
     management: VecDeque<Frame>,
-    leaving: [VecDeque<Frame>; DATA_LANES],
+    leaving: [VecDeque<Waiting>; DATA_LANES],
     /// The lane whose turn it is.
     turn: usize,
     allowance: Allowance,
     room: Room,
     arrived_management: VecDeque<Frame>,
-    arrived: [VecDeque<Frame>; DATA_LANES],
+    arrived: [VecDeque<Waiting>; DATA_LANES],
     events: VecDeque<SessionEvent>,
     statistics: Statistics,
 }
@@ -107,6 +116,7 @@ impl Session {
         put(&mut control, Kind::Hello, hello.as_bytes());
         Self {
             phase: Phase::Greeting,
+            carries_runs: false,
             began: now,
             heard: now,
             next_ping: now + config.timeout / 3,
@@ -129,6 +139,12 @@ impl Session {
     #[must_use]
     pub const fn statistics(&self) -> &Statistics {
         &self.statistics
+    }
+
+    /// Returns `true` if runs may be sent: the other end takes them, and has said hello.
+    #[must_use]
+    pub const fn carries_runs(&self) -> bool {
+        self.carries_runs
     }
 
     /// Returns `true` once the session is over. Then [`Self::poll_transmit`] has the close record at most.
@@ -234,21 +250,33 @@ impl Session {
     #[must_use]
     pub fn has_place(&self, lane: Vl) -> bool {
         let waiting = self.leaving.get(usize::from(lane.get()));
-        waiting.is_none_or(|waiting| waiting.len() < LANE_DEPTH)
+        let packets = waiting.map(|waiting| waiting.iter().map(|next| next.crossing.packets()));
+        packets.is_none_or(|packets| packets.sum::<u32>() < LANE_DEPTH)
     }
 
-    /// Sends a packet. One on VL15 is discarded if too many wait; before the session is open all packets are.
-    pub fn send(&mut self, frame: Frame) {
-        let waiting = match self.leaving.get_mut(usize::from(frame.lane().get())) {
-            Some(waiting) => waiting,
-            None if self.management.len() < MANAGEMENT_DEPTH => &mut self.management,
-            None => {
-                self.statistics.discarded += 1;
-                return;
+    /// Sends a packet, or a run if [`Self::carries_runs`] says so. A packet on VL15 is discarded if too many wait; before the session is
+    /// open all packets are.
+    pub fn send(&mut self, crossing: impl Into<Crossing>) {
+        if self.phase != Phase::Open {
+            return;
+        }
+        let crossing = crossing.into();
+        let lane = usize::from(crossing.lane().get());
+        match (self.leaving.get_mut(lane), crossing) {
+            (Some(waiting), crossing) => {
+                let bytes = match &crossing {
+                    Crossing::Packet(frame) => Some(carried(frame).len()),
+                    Crossing::Run(run) => run::length(run),
+                };
+                match bytes {
+                    Some(bytes) => waiting.push_back(Waiting { crossing, bytes }),
+                    None => self.statistics.discarded += 1,
+                }
             }
-        };
-        if self.phase == Phase::Open {
-            waiting.push_back(frame);
+            (None, Crossing::Packet(frame)) if self.management.len() < MANAGEMENT_DEPTH => {
+                self.management.push_back(frame);
+            }
+            (None, _) => self.statistics.discarded += 1,
         }
     }
 
@@ -263,31 +291,34 @@ impl Session {
         }
         out.append(&mut self.control);
         while out.len() < most
-            && let Some(mut frame) = self.next_leaving()
+            && let Some(crossing) = self.next_leaving()
         {
-            self.put_packet(out, &mut frame);
+            match crossing {
+                Crossing::Packet(mut frame) => self.put_packet(out, &mut frame),
+                Crossing::Run(run) => self.put_run(out, &run),
+            }
         }
         out.len() > before
     }
 
-    /// Returns the next packet: on VL15, or of the next data lane that has credits.
-    fn next_leaving(&mut self) -> Option<Frame> {
+    /// Returns the next packet or run: on VL15, or of the next data lane that has credits.
+    fn next_leaving(&mut self) -> Option<Crossing> {
         if let Some(frame) = self.management.pop_front() {
-            return Some(frame);
+            return Some(frame.into());
         }
         for step in 0..DATA_LANES {
             let lane = (self.turn + step) % DATA_LANES;
             let Some(waiting) = self.leaving.get_mut(lane) else {
                 continue;
             };
-            let Some(frame) = waiting.front() else {
+            let Some(next) = waiting.front() else {
                 continue;
             };
-            let (vl, bytes) = (frame.lane(), carried(frame).len());
+            let (vl, bytes) = (next.crossing.lane(), next.bytes);
             if self.allowance.has(vl, bytes) {
                 self.allowance.spend(vl, bytes);
                 self.turn = (lane + 1) % DATA_LANES;
-                return waiting.pop_front();
+                return waiting.pop_front().map(|next| next.crossing);
             }
         }
         None
@@ -311,20 +342,28 @@ impl Session {
         put_on(out, Kind::Packet, flags, lane, &[packet, vcrc]);
     }
 
-    /// Takes a packet that came, of a lane that `has_place` says yes to.
-    pub fn poll_frame(&mut self, has_place: impl Fn(Vl) -> bool) -> Option<Frame> {
+    fn put_run(&mut self, out: &mut Vec<u8>, run: &PacketRun) {
+        if let Some(head) = run.head() {
+            self.statistics.sent_packets += u64::from(head.packets);
+            self.statistics.sent_bytes += head.words * 4;
+        }
+        run::put(out, run);
+    }
+
+    /// Takes a packet or a run that came, of a lane that `has_place` says yes to.
+    pub fn poll_frame(&mut self, has_place: impl Fn(Vl) -> bool) -> Option<Crossing> {
         if has_place(Vl::MANAGEMENT)
             && let Some(frame) = self.arrived_management.pop_front()
         {
-            return Some(frame);
+            return Some(frame.into());
         }
         let mut lanes = self.arrived.iter_mut();
-        let frame = lanes.find_map(|arrived| {
-            let lane = arrived.front()?.lane();
+        let Waiting { crossing, bytes } = lanes.find_map(|arrived| {
+            let lane = arrived.front()?.crossing.lane();
             has_place(lane).then(|| arrived.pop_front()).flatten()
         })?;
-        self.room.take(frame.lane(), carried(&frame).len());
-        Some(frame)
+        self.room.take(crossing.lane(), bytes);
+        Some(crossing)
     }
 
     fn handle_record(
@@ -347,6 +386,7 @@ impl Session {
         match kind.ok_or(CloseReason::Garbage)? {
             Kind::Hello => return Err(CloseReason::Garbage),
             Kind::Packet => return self.handle_packet(header, body),
+            Kind::Run => return self.handle_run(header, body),
             Kind::Credit => self.allowance.raise(&read::<CreditBody>(body)?)?,
             Kind::Port => {
                 let enabled = read::<PortBody>(body)?.enabled != 0;
@@ -381,11 +421,12 @@ impl Session {
     }
 
     fn handle_hello(&mut self, body: &[u8]) -> Result<(), CloseReason> {
-        let hello = HelloBody::read(body)?;
+        let (hello, carries_runs) = HelloBody::read(body)?;
         if hello.site == self.config.hello.site {
             return Err(CloseReason::SameSite);
         }
         self.phase = Phase::Open;
+        self.carries_runs = carries_runs;
         self.events.push_back(SessionEvent::Opened(hello));
         Ok(())
     }
@@ -416,13 +457,35 @@ impl Session {
         match self.arrived.get_mut(usize::from(lane.get())) {
             Some(arrived) => {
                 self.room.receive(lane, bytes)?;
-                arrived.push_back(frame);
+                let crossing = frame.into();
+                arrived.push_back(Waiting { crossing, bytes });
             }
             None if self.arrived_management.len() < MANAGEMENT_DEPTH => {
                 self.arrived_management.push_back(frame);
             }
             None => self.statistics.discarded += 1,
         }
+        Ok(())
+    }
+
+    fn handle_run(&mut self, header: Header, body: &[u8]) -> Result<(), CloseReason> {
+        let lane = header.lane().ok_or(CloseReason::Garbage)?;
+        let arrived = self.arrived.get_mut(usize::from(lane.get()));
+        let run = run::read(header.flags, body).filter(|_| self.carries_runs);
+        let head = run.as_ref().and_then(PacketRun::head);
+        let (Some(arrived), Some(run), Some(head)) = (arrived, run, head) else {
+            return Err(CloseReason::Garbage);
+        };
+        if head.vl != lane {
+            return Err(CloseReason::Garbage);
+        }
+        self.room.receive(lane, body.len())?;
+        self.statistics.received_packets += u64::from(head.packets);
+        self.statistics.received_bytes += head.words * 4;
+        arrived.push_back(Waiting {
+            crossing: Crossing::Run(run),
+            bytes: body.len(),
+        });
         Ok(())
     }
 }

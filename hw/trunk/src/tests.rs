@@ -1,10 +1,11 @@
 //! Sessions by themselves: two ends whose bytes the test carries.
 
-use ib_fabric::Frame;
+use ib_fabric::{Crossing, Frame, FrameWriter, PacketRun};
 use ib_vtime::{Duration, Instant};
-use ib_wire::packet::UdFrame;
-use ib_wire::{Guid, Lid, PKey, Psn, QKey, Qpn, Sl, Vl};
+use ib_wire::packet::{Bth, BthOpcode, Lrh, UdFrame};
+use ib_wire::{Guid, Lid, Mtu, PKey, Psn, QKey, Qpn, Sl, Vl};
 use proptest::prelude::*;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::{
     CloseReason, Hello, MANAGEMENT_DEPTH, MAX_BODY, Session, SessionConfig, SessionEvent, WINDOW,
@@ -43,6 +44,43 @@ fn frame(lane: Vl, payload: &[u8]) -> Frame {
     .write(&mut buffer)
     .unwrap();
     Frame::new(&buffer[..length])
+}
+
+/// Returns what is behind the record's header of a run with this opcode: the headers, and what follows them.
+fn run_body(opcode: BthOpcode, behind: &[u8]) -> Vec<u8> {
+    let [lrh, bth] = run_headers(opcode);
+    [lrh, bth, behind.to_vec()].concat()
+}
+
+fn run_headers(opcode: BthOpcode) -> [Vec<u8>; 2] {
+    let mut lrh = Lrh {
+        dlid: Lid::new(0x0102),
+        slid: Lid::new(0x0304),
+        ..Lrh::default()
+    };
+    lrh.set_vl(lane(2));
+    lrh.set_sl(Sl::from_low_bits(5));
+    lrh.set_lnh(ib_wire::packet::Lnh::IbaLocal);
+    let mut bth = Bth {
+        opcode,
+        pkey: PKey::DEFAULT_FULL,
+        dest_qp: Qpn::from_low_bits(0x00_0607),
+        psn: Psn::from_low_bits(0xff_fffe),
+        ..Bth::default()
+    };
+    bth.set_migrated(true);
+    bth.set_ack_request(!opcode.is_response());
+    [lrh.as_bytes().to_vec(), bth.as_bytes().to_vec()]
+}
+
+/// Returns a run with this opcode, by a path MTU of 1024.
+fn run(opcode: BthOpcode, behind: &[u8]) -> PacketRun {
+    let [lrh, bth] = run_headers(opcode);
+    let (lrh, bth) = (
+        Lrh::read_from_bytes(&lrh).unwrap(),
+        Bth::read_from_bytes(&bth).unwrap(),
+    );
+    PacketRun::from_headers(Mtu::MTU_1024, (lrh, None), &bth, behind).unwrap()
 }
 
 fn lane(number: u8) -> Vl {
@@ -87,6 +125,14 @@ impl Pair {
         !bytes.is_empty()
     }
 
+    /// Takes a packet that came to one end.
+    fn take(&mut self, end: usize, has_place: impl Fn(Vl) -> bool) -> Option<Frame> {
+        match self.ends[end].poll_frame(has_place)? {
+            Crossing::Packet(frame) => Some(frame),
+            Crossing::Run(run) => panic!("{run:?}"),
+        }
+    }
+
     fn pass(&mut self, time: Duration) {
         self.now += time;
         for end in &mut self.ends {
@@ -117,7 +163,7 @@ fn records_have_the_bytes_that_the_protocol_says() {
     let mut hello = Vec::new();
     assert!(end.poll_transmit(&mut hello, usize::MAX));
     let mut expected = header(0, 0, 0, 96);
-    expected.extend(b"VHCATRNK\x00\x01\x00\x00\x00\x01\x08\x00");
+    expected.extend(b"VHCATRNK\x00\x01\x00\x01\x00\x01\x08\x00");
     expected.extend(0x0002_c903_0000_0100_u64.to_be_bytes());
     expected.extend([8, 6]);
     expected.extend(b"leaf-1");
@@ -143,6 +189,64 @@ fn records_have_the_bytes_that_the_protocol_says() {
 }
 
 #[test]
+fn a_run_has_one_header_and_one_payload_and_arrives_as_it_left() {
+    // An RDMA write in three packets: RETH, then the payload.
+    let reth = [&[0; 8][..], &[0, 0, 0, 9], &3000_u32.to_be_bytes()].concat();
+    let behind = [reth, vec![7; 3000]].concat();
+    let opcode = BthOpcode::RC_RDMA_WRITE_ONLY;
+    let mut pair = Pair::open();
+    assert!(pair.ends[0].carries_runs());
+    pair.ends[0].send(Crossing::Run(run(opcode, &behind)));
+    let mut sent = Vec::new();
+    pair.ends[0].poll_transmit(&mut sent, usize::MAX);
+    let mut expected = header(2, 3, 2, 8 + 12 + 16 + 3000);
+    expected.extend(b"\x20\x52\x01\x02\x00\x00\x03\x04");
+    expected.extend(b"\x0a\x40\xff\xff\x00\x00\x06\x07\x80\xff\xff\xfe");
+    expected.extend(&behind);
+    assert_eq!(sent, expected);
+
+    pair.ends[1].handle_bytes(pair.now, &sent);
+    let Some(Crossing::Run(arrived)) = pair.ends[1].poll_frame(|_| true) else {
+        panic!("no run");
+    };
+    let left = run(opcode, &behind);
+    assert_eq!(
+        (arrived.transfer(), arrived.payload()),
+        (left.transfer(), left.payload())
+    );
+    assert_eq!(
+        (arrived.head(), arrived.transfer().packets()),
+        (left.head(), 3)
+    );
+    let [sent, received] = [0, 1].map(|end| *pair.ends[end].statistics());
+    let words = left.head().unwrap().words;
+    assert_eq!((sent.sent_packets, sent.sent_bytes), (3, words * 4));
+    assert_eq!(
+        (received.received_packets, received.received_bytes),
+        (3, words * 4)
+    );
+}
+
+#[test]
+fn a_run_takes_credits_of_its_lane_by_its_bytes() {
+    let mut pair = Pair::open();
+    let full = vec![0; 60 * 1024];
+    for _ in 0..WINDOW / full.len() as u64 + 4 {
+        pair.ends[0].send(Crossing::Run(run(BthOpcode::RC_SEND_MIDDLE, &full)));
+        pair.run();
+    }
+    let packets = |pair: &Pair| pair.ends[1].statistics().received_packets;
+    assert_eq!(packets(&pair), 60 * (WINDOW / (full.len() as u64 + 20)));
+    assert!(!pair.ends[0].has_place(lane(2)) && pair.ends[0].has_place(lane(3)));
+    while pair.ends[1].poll_frame(|_| true).is_some() {
+        pair.run();
+    }
+    assert_eq!(packets(&pair), pair.ends[0].statistics().sent_packets);
+    assert!(pair.ends[0].has_place(lane(2)));
+    assert_eq!([0, 1].map(|end| pair.closed(end)), [None, None]);
+}
+
+#[test]
 fn packets_arrive_as_they_left_whatever_pieces_the_stream_has() {
     for piece in [1, 2, 7, 9, 1000] {
         let mut pair = Pair::open();
@@ -156,7 +260,7 @@ fn packets_arrive_as_they_left_whatever_pieces_the_stream_has() {
         sent.iter()
             .for_each(|frame| pair.ends[0].send(frame.clone()));
         pair.carry(0, piece);
-        let arrived = core::iter::from_fn(|| pair.ends[1].poll_frame(|_| true));
+        let arrived = core::iter::from_fn(|| pair.take(1, |_| true));
         let arrived: Vec<_> = arrived.map(|frame| frame.bytes().to_vec()).collect();
         assert_eq!(arrived, sent.map(|frame| frame.bytes().to_vec()));
     }
@@ -178,12 +282,12 @@ fn a_lane_without_credits_holds_up_no_other_lane() {
     pair.ends[0].send(frame(Vl::MANAGEMENT, &[8; 256]));
     pair.run();
     for expected in [Vl::MANAGEMENT, quick] {
-        let frame = pair.ends[1].poll_frame(|lane| lane != slow).unwrap();
+        let frame = pair.take(1, |lane| lane != slow).unwrap();
         assert_eq!(frame.lane(), expected);
     }
     // All go on once there is room, none is lost.
     let mut arrived = 0;
-    while pair.ends[1].poll_frame(|_| true).is_some() {
+    while pair.take(1, |_| true).is_some() {
         arrived += 1;
         pair.run();
     }
@@ -261,12 +365,72 @@ fn a_peer_that_breaks_the_rules_is_let_go_with_the_reason() {
     let length = u32::try_from(packet.len()).unwrap();
     let on_lane = |lane| [&header(1, 0, lane, length)[..], packet].concat();
     let too_long = u32::try_from(MAX_BODY + 1).unwrap();
+    let with_mtu = |mtu, lane, body: &[u8]| {
+        let length = u32::try_from(body.len()).unwrap();
+        [&header(2, mtu, lane, length)[..], body].concat()
+    };
+    let run = |opcode, behind: &[u8]| with_mtu(3, 2, &run_body(opcode, behind));
+    let changed = |at: usize, bits: u8| {
+        let mut bytes = run(BthOpcode::RC_SEND_ONLY, &[1; 40]);
+        bytes[at] ^= bits;
+        bytes
+    };
     let too_many = |lane| on_lane(lane).repeat(1 << 14);
     for (bytes, reason) in [
         (header(1, 0, 0, too_long), CloseReason::Garbage),
         (header(1, 0, 0, u32::MAX), CloseReason::Garbage),
         (header(1, 0, 0, 0), CloseReason::Garbage),
-        (header(2, 0, 0, 0), CloseReason::Garbage),
+        (header(2, 3, 2, 0), CloseReason::Garbage),
+        (
+            run(BthOpcode::RC_SEND_ONLY, &[0; 5000]).repeat(1 << 10),
+            CloseReason::Overrun,
+        ),
+        (
+            run(BthOpcode::RC_SEND_ONLY, &[0; 65_537]),
+            CloseReason::Garbage,
+        ),
+        // Packets before the last one are full, and the last one has a byte.
+        (
+            run(BthOpcode::RC_SEND_FIRST, &[0; 1025]),
+            CloseReason::Garbage,
+        ),
+        (run(BthOpcode::RC_SEND_MIDDLE, &[]), CloseReason::Garbage),
+        (run(BthOpcode::RC_SEND_LAST, &[]), CloseReason::Garbage),
+        // Neither acknowledgements nor requests to read have a payload, and no such requests go by UC.
+        (
+            run(BthOpcode::RC_ACKNOWLEDGE, &[0; 5]),
+            CloseReason::Garbage,
+        ),
+        (
+            run(BthOpcode::RC_RDMA_READ_REQUEST, &[0; 17]),
+            CloseReason::Garbage,
+        ),
+        (run(BthOpcode::new(0x2c), &[0; 16]), CloseReason::Garbage),
+        (
+            run(BthOpcode::RC_RDMA_WRITE_ONLY, &[0; 15]),
+            CloseReason::Garbage,
+        ),
+        (run(BthOpcode::UD_SEND_ONLY, &[0; 8]), CloseReason::Garbage),
+        (run(BthOpcode::new(0x1f), &[]), CloseReason::Garbage),
+        (
+            with_mtu(0, 2, &run_body(BthOpcode::RC_SEND_ONLY, &[])),
+            CloseReason::Garbage,
+        ),
+        (
+            with_mtu(6, 2, &run_body(BthOpcode::RC_SEND_ONLY, &[])),
+            CloseReason::Garbage,
+        ),
+        (
+            with_mtu(3, 3, &run_body(BthOpcode::RC_SEND_ONLY, &[])),
+            CloseReason::Garbage,
+        ),
+        // Versions of LRH and BTH, a raw packet, a GRH that is none, pad bytes, VL15.
+        (changed(8, 1), CloseReason::Garbage),
+        (changed(9, 2), CloseReason::Garbage),
+        (changed(9, 1), CloseReason::Garbage),
+        (changed(17, 1), CloseReason::Garbage),
+        (changed(17, 0x10), CloseReason::Garbage),
+        (changed(8, 0xd0), CloseReason::Garbage),
         (header(9, 0, 0, 0), CloseReason::Garbage),
         (header(5, 0, 0, 3), CloseReason::Garbage),
         (on_lane(5), CloseReason::Garbage),
@@ -293,6 +457,21 @@ fn a_peer_that_breaks_the_rules_is_let_go_with_the_reason() {
         pair.ends[0].handle_bytes(pair.now, &bytes);
         assert_eq!(pair.ends[0].poll_event(), None);
     }
+}
+
+#[test]
+fn runs_pass_only_if_both_ends_take_them() {
+    let mut pair = Pair::new(["a", "b"]);
+    let mut hello = Vec::new();
+    pair.ends[1].poll_transmit(&mut hello, usize::MAX);
+    // An end of an earlier version has no features.
+    hello[8 + 11] = 0;
+    pair.ends[0].handle_bytes(pair.now, &hello);
+    assert!(!pair.ends[0].carries_runs());
+    let body = run_body(BthOpcode::RC_SEND_ONLY, &[]);
+    let record = header(2, 3, 2, u32::try_from(body.len()).unwrap());
+    pair.ends[0].handle_bytes(pair.now, &[record, body].concat());
+    assert_eq!(pair.closed(0), Some(CloseReason::Garbage));
 }
 
 #[test]
@@ -345,5 +524,39 @@ proptest! {
         pair.ends[0].poll_transmit(&mut out, usize::MAX);
         prop_assert!(out.len() <= MAX_BODY + 16);
         while pair.ends[0].poll_frame(|_| true).is_some() {}
+    }
+
+    #[test]
+    fn a_run_of_any_bytes_closes_the_session_or_is_all_there(
+        opcode in any::<u8>(),
+        mtu in 0_u8..8,
+        flips in proptest::collection::vec((0_usize..20, any::<u8>()), 0..3),
+        behind in proptest::collection::vec(any::<u8>(), 0..2000),
+    ) {
+        let mut body = run_body(BthOpcode::new(opcode), &behind);
+        for (at, bits) in flips {
+            body[at] ^= bits;
+        }
+        let vl = body[0] >> 4;
+        let record = header(2, mtu, vl, u32::try_from(body.len()).unwrap());
+        let mut pair = Pair::open();
+        pair.ends[0].handle_bytes(pair.now, &[record, body].concat());
+        match pair.ends[0].poll_frame(|_| true) {
+            Some(Crossing::Run(mut run)) => {
+                let mut payload = 0;
+                loop {
+                    let (_, first) = run.first().unwrap();
+                    payload += first.len();
+                    prop_assert!(run.frame(&mut FrameWriter::default()).is_some());
+                    if !run.advance() {
+                        break;
+                    }
+                }
+                prop_assert!(payload <= behind.len());
+                prop_assert!(behind.len() - payload <= 44);
+            }
+            Some(Crossing::Packet(frame)) => prop_assert!(false, "{frame:?}"),
+            None => prop_assert_eq!(pair.closed(0), Some(CloseReason::Garbage)),
+        }
     }
 }

@@ -79,18 +79,13 @@ impl<D: EndNode> Fabric<D> {
         }
     }
 
-    /// Sends a packet from a gateway into the fabric, as it is: it leaves with the next poll, when the
-    /// link is up and has room.
-    pub fn send_from(&mut self, gateway: NodeId, frame: Frame) {
-        self.send_whole_from(gateway, Crossing::Packet(frame));
-    }
-
-    /// Sends a packet or a run from a gateway into the fabric. A run goes on as one of an adapter does: whole to the adapter or the
-    /// gateway that it is for, where nothing on the way treats a packet unlike the others, and elsewhere in packets.
-    pub fn send_whole_from(&mut self, gateway: NodeId, crossing: Crossing) {
+    /// Sends a packet or a run from a gateway into the fabric: it leaves with the next poll, when the link is up and has room. A packet
+    /// leaves as it is. A run goes on as one of an adapter does: whole to the adapter or the gateway that it is for, where nothing on
+    /// the way treats a packet unlike the others, and elsewhere in packets.
+    pub fn send_from(&mut self, gateway: NodeId, crossing: impl Into<Crossing>) {
         let now = self.now;
         if let Some(gateway) = self.gateway_mut(gateway) {
-            gateway.leave(now, crossing);
+            gateway.leave(now, crossing.into());
         }
         self.touch(gateway);
     }

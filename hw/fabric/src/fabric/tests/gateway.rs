@@ -210,7 +210,7 @@ fn t025a_a_run_from_a_gateway_has_no_known_sender_and_is_cut_where_nobody_takes_
     });
     let run = PacketRun::new(template(TransportService::Uc), transfer, vec![7; 600]);
     let fabric = &mut edge.bench.fabric;
-    fabric.send_whole_from(edge.gateway, Crossing::Run(run));
+    fabric.send_from(edge.gateway, Crossing::Run(run));
     assert_eq!(fabric.waiting_at(edge.gateway, Vl::from_low_bits(1)), 3);
     edge.bench.run();
     let received = edge.bench.received(edge.host);
