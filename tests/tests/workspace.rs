@@ -168,6 +168,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "vhca-receiver",
             "vhca-vfio-user",
             "ibsim-link",
+            "ib-trunk",
+            "vhca-trunk",
             "umad-link",
             "verbs-link",
             "pf-context",
@@ -187,6 +189,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "ib-vtime",
         ],
     ),
+    ("vhca-trunk", &["ib-trunk", "ib-vtime"]),
     // Nothing but the command and the tests uses exercises.
     ("vhca-exercises", ALL),
     ("vhca-command", ALL),

@@ -34,8 +34,8 @@ pub use ib_fabric::{
     LinkConfig, LinkId, LinkState, LinkTrouble, MAX_TOPOLOGY_NODES, MAX_TOPOLOGY_PORTS, Node,
     NodeId, NodeKind, Pace, PacketFilter, PacketRun, PacketSource, PacketTemplate, PhysicalPort,
     PlannedNode, PlannedPort, Port0Mad, PortConfig, PortCounters, RunHead, SourceText,
-    SwitchConfig, TapId, TapPoint, Tapped, Topology, TopologyError, TopologyFile, TopologyProblem,
-    Travelling, When, WrongKey, pma, sma, topology_file,
+    SwitchConfig, TapId, TapPoint, Tapped, TooManyNodes, Topology, TopologyError, TopologyFile,
+    TopologyProblem, Travelling, When, WrongKey, pma, sma, topology_file,
 };
 
 #[cfg(test)]

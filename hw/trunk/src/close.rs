@@ -26,13 +26,16 @@ pub enum CloseReason {
     /// The service at the other end stops.
     #[error("the other end stops")]
     Stopping,
+    /// The port at the other end has a connection already.
+    #[error("the port at the other end has another trunk: each trunk has a port of its own")]
+    Busy,
     /// A reason of a later version.
     #[error("the other end closed the connection")]
     Other,
 }
 
 impl CloseReason {
-    const NUMBERS: [(Self, u16); 7] = [
+    const NUMBERS: [(Self, u16); 8] = [
         (Self::Ended, 1),
         (Self::Timeout, 2),
         (Self::Version, 3),
@@ -40,6 +43,7 @@ impl CloseReason {
         (Self::Garbage, 5),
         (Self::Overrun, 6),
         (Self::Stopping, 7),
+        (Self::Busy, 8),
     ];
 
     pub(crate) fn number(self) -> u16 {

@@ -110,6 +110,12 @@ impl TrunkEnd {
         self.session = Some(Session::new(now, config));
     }
 
+    /// Returns the session.
+    #[must_use]
+    pub const fn session(&self) -> Option<&Session> {
+        self.session.as_ref()
+    }
+
     /// Returns the session, whose bytes the owner of the connection carries. Once it is closed and has nothing to transmit, the
     /// connection is to be ended and [`Self::disconnect`] called.
     pub const fn session_mut(&mut self) -> Option<&mut Session> {

@@ -119,6 +119,9 @@ pub(crate) enum Command {
     /// Take the descriptors that clients pass to a service, which starts this process itself.
     #[command(hide = true, name = vhca_receiver::COMMAND)]
     Receiver,
+    /// Connect for the trunks of a service, which starts this process itself.
+    #[command(hide = true, name = vhca_trunk::COMMAND)]
+    TrunkDoor,
     /// Run the PF's mux on a script: JSON lines from stdin to stdout, in virtual time.
     Replay,
 }

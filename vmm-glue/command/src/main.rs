@@ -15,6 +15,7 @@ mod wait_up;
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
         Command::Receiver => vhca_receiver::run(is_mapped_privately)
             .map(|()| true)
             .map_err(Into::into),
+        Command::TrunkDoor => trunk_door().map(|()| true),
         Command::Replay => replay().map(|()| true),
     };
     match outcome {
@@ -69,6 +71,12 @@ fn main() -> ExitCode {
 /// Logs on stderr: what RUST_LOG says, or else the default.
 fn start_log(default: &str) {
     env_logger::Builder::from_env(Env::default().default_filter_or(default)).init();
+}
+
+/// Connects for the service at the other end of stdin.
+fn trunk_door() -> anyhow::Result<()> {
+    let channel = io::stdin().as_fd().try_clone_to_owned()?;
+    Ok(vhca_trunk::run(channel)?)
 }
 
 /// Runs the demo. Returns `true` if every step went well.

@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use ib_trunk::SiteName;
 use ib_wire::Lmc;
 use vhca_control::{Right, default_path};
+use vhca_service::serve::TrunkSpec;
 use vhca_service::serve::{
     AccessRule, AttachSpec, GivenOptions, GuidPolicy, Options, PartEnforce, SmChoice, TopologySpec,
     VerbsNetwork, parse_lmc,
@@ -59,6 +61,15 @@ pub(crate) struct ServeArgs {
     /// classes of MADs there, Send of the CM included. Can be given more than once.
     #[arg(long, value_name = "NODE", value_delimiter = ',')]
     bare: Vec<String>,
+    /// Join this fabric to another service's by a cable between ports: PORT=ADDRESS connects to a service that listens, as
+    /// in S1/8=tcp:spine:18600, and PORT=listen:ADDRESS listens, as in S1/8=listen:tcp:[::]:18600; unix:PATH instead of
+    /// tcp:HOST:PORT stays within the machine. Can be given more than once.
+    #[arg(long, value_name = "PORT=ADDRESS")]
+    trunk: Vec<TrunkSpec>,
+    /// Name of this service among services that trunks join, each of which has GUIDs of its own by it. [default: with
+    /// --trunk the environment variable NODE_NAME, or else the name of the machine]
+    #[arg(long, value_name = "NAME")]
+    site: Option<SiteName>,
     /// The adapters that are shared among VFs; can be given more than once. By default all but the
     /// manager's, those called mgmt or mgmt-..., and the bare ones.
     #[arg(long, value_name = "NODE", value_delimiter = ',')]
@@ -195,6 +206,8 @@ impl ServeArgs {
         some(&mut options.part_enforce, self.part_enforce.as_ref());
         list(&mut options.bare, &self.bare);
         list(&mut options.pf, &self.pf);
+        list(&mut options.trunks, &self.trunk);
+        some(&mut options.site.name, self.site.as_ref());
         some(&mut options.vfs, self.vfs.as_ref());
         some(&mut options.guids, self.guids.as_ref());
         list(&mut options.rights, &self.rights);

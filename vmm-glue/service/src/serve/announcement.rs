@@ -34,6 +34,17 @@ pub enum Announcement {
         /// More of it, in words.
         detail: String,
     },
+    /// A trunk came up or went down.
+    Trunk {
+        /// The port at this end.
+        port: String,
+        /// The way to the other end.
+        way: String,
+        /// The site of the other end, if the trunk is up.
+        peer: Option<String>,
+        /// More of it, in words.
+        detail: String,
+    },
     /// The end.
     Stopped {
         /// `true` if the SA confirmed the release of all GUIDs and memberships of VFs.
@@ -67,6 +78,9 @@ impl core::fmt::Display for Announcement {
                 detail,
                 ..
             } => write!(f, "{simulator}/{node}: {detail}"),
+            Self::Trunk {
+                port, way, detail, ..
+            } => write!(f, "trunk {port} ({way}): {detail}"),
             Self::Stopped { released: true } => f.write_str("stopped"),
             Self::Stopped { released: false } => {
                 f.write_str("stopped; the SA did not confirm that GUIDs and groups are given back")

@@ -94,7 +94,13 @@ impl Lab {
             }
             return Ok(lab);
         }
-        let Plan { topology, names } = options.topology.plan()?;
+        let Plan {
+            mut topology,
+            names,
+        } = options.topology.plan()?;
+        if let Some(site) = options.site_name()? {
+            topology.move_to_site(|number| site.guid(number))?;
+        }
         let (fabric, built) = topology.build(secret);
         let cast = Cast::new(options, &topology, &names)?;
         let names = names.into_iter();

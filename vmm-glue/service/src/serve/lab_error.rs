@@ -1,5 +1,8 @@
 //! Errors of building a lab.
 
+use std::io;
+
+use emulated_hca::TooManyNodes;
 use hca_api::HcaError;
 use ib_endpoint::EndPortError;
 use pf_context::PlaceError;
@@ -65,6 +68,18 @@ pub enum LabError {
     /// The port of a Linux HCA cannot be opened.
     #[error("cannot attach to {0}: {1}")]
     Linux(LinuxSpec, hca_linux::OpenError),
+    /// A trunk cannot be opened.
+    #[error("cannot open the trunk at {0}: {1}")]
+    Trunk(String, String),
+    /// The process that connects cannot be started.
+    #[error("cannot start the process that connects for trunks")]
+    Door(#[source] io::Error),
+    /// The machine's name is no name of a site.
+    #[error("the name of this machine is none for a site: give one by --site")]
+    NoSite,
+    /// A site has too few GUIDs.
+    #[error(transparent)]
+    Site(#[from] TooManyNodes),
     /// VFs of two adapters would have the same node GUID.
     #[error(
         "a VF of {0} would have the node GUID of one of {1}: give one of the adapters another node GUID"

@@ -13,10 +13,13 @@ use vhca_control::Right;
 use super::access::{AccessSpec, SocketName};
 use super::attach_spec::AttachSpec;
 use super::ibsim::sockets::IbsimAddress;
+use super::lab_error::LabError;
 use super::policy::PolicyOptions;
 use super::subnet::SubnetOptions;
 use super::topology::TopologySpec;
+use super::trunk_spec::{TrunkSpec, name_of_machine};
 use super::verbs::network::VerbsNetwork;
+use ib_trunk::SiteName;
 
 /// Who manages the subnet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -170,6 +173,11 @@ pub struct Options {
     pub topology: TopologySpec,
     /// Who manages it.
     pub sm: SmChoice,
+    /// The name of the service among services whose fabrics trunks join; by default the name of the machine. It makes the GUIDs of
+    /// topologies without their own.
+    pub site: Option<SiteName>,
+    /// Cables to fabrics of other services.
+    pub trunks: Vec<TrunkSpec>,
     /// The host on which vhca's own subnet manager runs, which has no VFs; by default that of the first
     /// adapter called `mgmt` or `mgmt-` and something, or else of the first one.
     pub manager: Option<String>,
@@ -228,6 +236,18 @@ pub struct Options {
 }
 
 impl Options {
+    /// Returns the name of the service among those that trunks join, if it has trunks or was named.
+    ///
+    /// # Errors
+    /// [`LabError::NoSite`] if the machine's name is none for a site.
+    pub(super) fn site_name(&self) -> Result<Option<SiteName>, LabError> {
+        match (&self.site, self.trunks.is_empty()) {
+            (Some(site), _) => Ok(Some(site.clone())),
+            (None, true) => Ok(None),
+            (None, false) => name_of_machine().map(Some).ok_or(LabError::NoSite),
+        }
+    }
+
     /// Returns `true` if the VF of this number is for programs.
     #[must_use]
     pub fn is_for_program(&self, vf: u16) -> bool {

@@ -149,6 +149,8 @@ impl GivenOptions {
             (self.manager.is_some(), "manager"),
             (!self.pf.is_empty(), "pf"),
             (!self.bare.is_empty(), "bare"),
+            (!self.trunks.is_empty(), "trunk"),
+            (self.site.name.is_some(), "site"),
         ];
         if let Some((_, other)) = others.into_iter().find(|(is_given, _)| *is_given) {
             let why = "an attached service has the fabric and subnet manager of others";

@@ -17,7 +17,9 @@ use super::options_error::OptionsError;
 use super::policy::PolicyOptions;
 use super::subnet::{PartEnforce, PartitionSpec, SubnetOptions, lmc};
 use super::topology::TopologySpec;
+use super::trunk_spec::TrunkSpec;
 use super::verbs::network::VerbsNetwork;
+use ib_trunk::SiteName;
 
 /// VFs of each shared adapter if nobody says how many.
 pub(super) const VFS: u16 = 4;
@@ -57,6 +59,10 @@ pub struct GivenOptions {
     #[serde(default)]
     pub bare: Vec<String>,
     #[serde(default)]
+    pub site: SiteTable,
+    #[serde(default, rename = "trunk")]
+    pub trunks: Vec<TrunkSpec>,
+    #[serde(default)]
     pub pf: Vec<String>,
     pub vfs: Option<u16>,
     pub guids: Option<GuidPolicy>,
@@ -89,6 +95,20 @@ pub struct GivenOptions {
     pub ibsim_users: Vec<String>,
     #[serde(default)]
     pub access: BTreeMap<SocketName, AccessSpec>,
+}
+
+/// `[site]`: the service among others that trunks join.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SiteTable {
+    /// Its name.
+    #[serde(default, deserialize_with = "site_name")]
+    pub name: Option<SiteName>,
+}
+
+fn site_name<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SiteName>, D::Error> {
+    let text = String::deserialize(from)?;
+    text.parse().map(Some).map_err(serde::de::Error::custom)
 }
 
 fn topology<'de, D: Deserializer<'de>>(from: D) -> Result<Option<TopologySpec>, D::Error> {
@@ -175,6 +195,8 @@ impl GivenOptions {
                 part_enforce: self.part_enforce,
             },
             bare: self.bare,
+            site: self.site.name,
+            trunks: self.trunks,
             pf: self.pf,
             vfs: self.vfs.unwrap_or(VFS),
             guids: self.guids.unwrap_or_default(),

@@ -26,6 +26,7 @@ use super::sa_watch::SaWatch;
 use super::sandbox::{self, Needs, SandboxError};
 use super::service::Service;
 use super::signals::Signals;
+use super::trunks::Trunks;
 use super::umad::UmadSocket;
 use super::verbs::VerbsSocket;
 use super::vfio_user::{Seat, VfioUserSockets};
@@ -88,6 +89,9 @@ impl ServeError {
                     | Lab::Sidr(..)
                     | Lab::Subnet(_)
                     | Lab::Linux(..)
+                    | Lab::Trunk(..)
+                    | Lab::NoSite
+                    | Lab::Site(_)
             ),
             Self::Access(error) => matches!(
                 error,
@@ -167,6 +171,10 @@ pub fn run(
     let now = service.lab().world().now();
     for node in IbsimNode::all(now, options) {
         service.add_way_in(node);
+    }
+    if let Some(site) = options.site_name()?.filter(|_| !options.trunks.is_empty()) {
+        let trunks = Trunks::open(service.lab_mut(), &options.trunks, &site)?;
+        service.add_way_in(trunks);
     }
     for port in LinuxWay::all(service.lab_mut()) {
         service.add_way_in(port);

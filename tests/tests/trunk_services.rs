@@ -1,0 +1,150 @@
+//! Services whose fabrics trunks join, as processes: one subnet under one subnet manager.
+#![expect(clippy::unwrap_used, reason = "a test fails where its surroundings do")]
+
+use std::collections::BTreeSet;
+use std::process::Stdio;
+
+use vhca_tests::live::{Lab, OpenSm, PATIENCE, Shim, wait_for};
+
+/// Returns the arguments of a service of two hosts with two VFs each, with a port of its first switch at the other's.
+fn arguments<'a>(site: &'a str, sm: &'a str, trunk: &'a str) -> Vec<&'a str> {
+    let trunk = ["--trunk", trunk, "--site", site, "--sm", sm];
+    [&trunk[..], &["--vfs", "2", "--verbs"]].concat()
+}
+
+/// A service with a subnet manager, and one that connects to it.
+struct Sites {
+    north: Lab,
+    south: Lab,
+    trunk: String,
+}
+
+impl Sites {
+    fn new() -> Self {
+        Self::under("lite")
+    }
+
+    fn under(sm: &str) -> Self {
+        // The port is free again until the service has it; the kernel gives it to no other in between.
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = free.local_addr().unwrap().port();
+        drop(free);
+        let listen = format!("S1/5=listen:tcp:127.0.0.1:{port}");
+        let north = Lab::serve(&arguments("north", sm, &listen));
+        let trunk = format!("S2/5=tcp:localhost:{port}");
+        let south = Lab::serve(&arguments("south", "none", &trunk));
+        Self {
+            north,
+            south,
+            trunk,
+        }
+    }
+
+    fn restart_south(&mut self) {
+        self.south = Lab::serve(&arguments("south", "none", &self.trunk));
+    }
+
+    /// Returns the GUIDs of the VFs of the southern site, once all are up.
+    fn southern_guids(&self) -> BTreeSet<String> {
+        let shown = self.south.told(&["show", "vfs", "--wait-up"]);
+        let rows = shown.lines().filter(|line| line.starts_with('H')).skip(1);
+        let guids = rows.filter_map(|row| row.split_whitespace().nth(3));
+        guids.map(str::to_owned).collect()
+    }
+}
+
+/// Returns the nodes that `ibnetdiscover` finds, by GUID.
+fn nodes(lab: &Lab, from: &str) -> BTreeSet<String> {
+    let found = lab.tool(Shim::Vhca, from, &["ibnetdiscover"]);
+    let lines = found.lines();
+    let nodes = lines.filter(|line| line.starts_with("Ca") || line.starts_with("Switch"));
+    nodes
+        .filter_map(|line| Some(line.split('"').nth(1)?.to_owned()))
+        .collect()
+}
+
+#[test]
+fn two_services_are_one_subnet_for_stock_programs() {
+    let sites = Sites::new();
+    assert_eq!(sites.southern_guids().len(), 8);
+    let whole = nodes(&sites.north, "H1-1");
+    assert_eq!(whole.len(), 16, "{whole:?}");
+    assert_eq!(nodes(&sites.south, "H2-2"), whole);
+    for program in [
+        &["ibv_rc_pingpong", "-g", "0", "-n", "200"][..],
+        &["ib_write_bw", "-n", "100", "-s", "65536"],
+        &["ib_read_bw", "-n", "100", "-s", "65536"],
+        &["ib_send_bw", "-n", "100", "-s", "2048", "-c", "UD"],
+        &["ib_atomic_bw", "-n", "100"],
+    ] {
+        let mut server = sites.north.on(Shim::Vhca, "H1-1/1", program);
+        let mut server = server.stdout(Stdio::null()).spawn().unwrap();
+        let client = [program, &["127.0.0.1"]].concat();
+        let succeeds = || {
+            let mut client = sites.south.on(Shim::Vhca, "H2-1/1", &client);
+            client.output().unwrap().status.success().then_some(())
+        };
+        let succeeded = wait_for(PATIENCE, succeeds);
+        assert!(succeeded.is_some(), "{program:?}");
+        assert!(server.wait().unwrap().success(), "{program:?}");
+    }
+    for lab in [&sites.north, &sites.south] {
+        let drops = lab.told(&["show", "drops"]);
+        assert_eq!(drops.trim(), "no packet was dropped");
+    }
+}
+
+#[test]
+fn a_site_that_is_killed_or_stands_still_comes_back_as_it_was() {
+    let mut sites = Sites::new();
+    let guids = sites.southern_guids();
+    let full = std::env::var_os("VHCA_FULL").is_some();
+    for round in 0..if full { 200 } else { 10 } {
+        sites.south.service().signal("KILL");
+        let is_gone = || (nodes(&sites.north, "mgmt").len() == 8).then_some(());
+        wait_for(PATIENCE, is_gone).unwrap_or_else(|| panic!("round {round}"));
+        sites.restart_south();
+        assert_eq!(sites.southern_guids().len(), guids.len(), "round {round}");
+    }
+    let north = sites.north.service();
+    north.wait_for_line("down: the connection ended", PATIENCE);
+    sites.south.service().signal("STOP");
+    sites
+        .north
+        .service()
+        .wait_for_line("down: nothing came", PATIENCE);
+    sites.south.service().signal("CONT");
+    assert_eq!(sites.southern_guids().len(), guids.len());
+}
+
+#[test]
+fn opensm_manages_both_sites() {
+    let sites = Sites::under("none");
+    let _opensm = OpenSm::start(&sites.north, Shim::Vhca, "mgmt", "");
+    assert_eq!(sites.southern_guids().len(), 8);
+    assert_eq!(nodes(&sites.south, "H1-1").len(), 16);
+}
+
+#[test]
+fn trunks_that_cannot_be_are_refused_with_the_remedy() {
+    let sites = Sites::new();
+    for (site, words) in [("north", "another --site"), ("third", "has another trunk")] {
+        let mut other = Lab::serve(&arguments(site, "none", &sites.trunk));
+        other.service().wait_for_line(words, PATIENCE);
+    }
+    let (_, address) = sites.trunk.split_once('=').unwrap();
+    for (trunk, words) in [
+        (format!("S2/7={address}"), "has a link already"),
+        (format!("S9/1={address}"), "there is no node"),
+        (format!("S2={address}"), "say which port"),
+    ] {
+        let binary = vhca_tests::live::binary();
+        let output = std::process::Command::new(binary)
+            .args(["serve", "--site", "x", "--trunk", &trunk])
+            .output()
+            .unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains(words), "{error}");
+    }
+}

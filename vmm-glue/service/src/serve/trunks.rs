@@ -1,0 +1,364 @@
+//! Trunks to fabrics of other services.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+
+use emulated_hca::LinkConfig;
+use ib_trunk::{CloseReason, Hello, Session, SessionConfig, SiteName, TrunkEnd, TrunkState};
+use ib_vtime::{Duration, Instant};
+use ib_wire::Guid;
+use rustix::io::Errno;
+use vhca_trunk::{Carrier, Door, TrunkListener};
+
+use super::announcement::Announcement;
+use super::lab::Lab;
+use super::lab_error::LabError;
+use super::trunk_spec::{TrunkSpec, TrunkWay};
+use super::way_in::{Turn, WayIn};
+use vhca::watch::{EventSet, Ready};
+
+/// Pause before a connection is tried again; it doubles with each failure up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Time for which a refused connection stays open, and number of them.
+const FAREWELL: Duration = Duration::from_secs(1);
+const MAX_REFUSED: usize = 8;
+
+/// Connections of one listener that are looked at before others have their turn.
+const BATCH: usize = 16;
+
+/// A trunk of the service.
+#[derive(Debug)]
+struct Trunk {
+    spec: TrunkSpec,
+    config: SessionConfig,
+    end: TrunkEnd,
+    listener: Option<TrunkListener>,
+    carrier: Option<Carrier>,
+    /// Connections that were refused, and the time at which they are closed. One that is closed with unread bytes would take the reason
+    /// with it.
+    refused: VecDeque<(Instant, Carrier)>,
+    /// The connection is watched for room.
+    waits_for_room: bool,
+    /// The door was asked for a connection.
+    is_ordered: bool,
+    pause: Duration,
+    /// Time of the next attempt.
+    attempt: Option<Instant>,
+    /// Words of the last failure of the door.
+    refusal: Option<String>,
+    told: Option<String>,
+}
+
+/// The trunks of a service.
+#[derive(Debug)]
+pub(super) struct Trunks {
+    trunks: Vec<Trunk>,
+    door: Option<Door>,
+}
+
+impl Trunks {
+    /// Opens all listeners, and the door if there are trunks that connect. Returns `None` without trunks.
+    ///
+    /// # Errors
+    /// [`LabError`] for a port that does not exist or is taken, and for an address.
+    pub(super) fn open(
+        lab: &mut Lab,
+        specs: &[TrunkSpec],
+        site: &SiteName,
+    ) -> Result<Self, LabError> {
+        let trunks = specs.iter().map(|spec| Trunk::open(lab, spec, site));
+        let trunks: Vec<_> = trunks.collect::<Result<_, _>>()?;
+        let connects = |trunk: &Trunk| trunk.listener.is_none();
+        let door = trunks.iter().any(connects).then(Door::start);
+        Ok(Self {
+            trunks,
+            door: door.transpose().map_err(LabError::Door)?,
+        })
+    }
+
+    fn order_connections(&mut self, now: Instant) {
+        let Some(door) = &self.door else {
+            return;
+        };
+        for (number, trunk) in (0_u32..).zip(&mut self.trunks) {
+            let TrunkWay::Connect(address) = &trunk.spec.way else {
+                continue;
+            };
+            let is_due = trunk.attempt.is_none_or(|attempt| attempt <= now);
+            if trunk.carrier.is_none() && !trunk.is_ordered && is_due {
+                match door.order(number, address) {
+                    Ok(()) => trunk.is_ordered = true,
+                    Err(error) => trunk.fail(now, error.to_string()),
+                }
+            }
+        }
+    }
+
+    fn take_answers(&mut self, turn: &mut Turn<'_>) {
+        let Some(door) = &self.door else {
+            return;
+        };
+        loop {
+            let answer = match door.answer() {
+                Ok(Some(answer)) => answer,
+                Ok(None) => return,
+                Err(error) => {
+                    log::error!(
+                        "the process that connects for trunks is gone ({error}): the service ends"
+                    );
+                    turn.stop();
+                    return;
+                }
+            };
+            let number = usize::try_from(answer.number).unwrap_or(usize::MAX);
+            let Some(trunk) = self.trunks.get_mut(number) else {
+                continue;
+            };
+            trunk.is_ordered = false;
+            let connected = answer.connected.and_then(|socket| {
+                Carrier::new(socket, trunk.spec.timeout).map_err(|error| error.to_string())
+            });
+            match connected {
+                Ok(carrier) => trunk.begin(turn, carrier),
+                Err(words) => trunk.fail(turn.now, words),
+            }
+        }
+    }
+}
+
+impl Trunk {
+    fn open(lab: &mut Lab, spec: &TrunkSpec, site: &SiteName) -> Result<Self, LabError> {
+        let wrong = |why: &dyn ToString| LabError::Trunk(spec.port.clone(), why.to_string());
+        let (node, port) = lab
+            .inventory
+            .end(&spec.port)
+            .map_err(|refusal| wrong(&refusal.message))?;
+        let port = port.ok_or_else(|| wrong(&"say which port, as in S1/8"))?;
+        let fabric = lab.world_mut().fabric_mut();
+        let near = node.port(port.0);
+        let node_guid = fabric.node(node).map_or(Guid::NONE, |node| node.node_guid);
+        let name = spec.way.to_string();
+        let end = TrunkEnd::new(fabric, near, &name, LinkConfig::default());
+        let end = end.map_err(|error| wrong(&error))?;
+        let listener = match &spec.way {
+            TrunkWay::Listen(address) => Some(TrunkListener::bind(address)),
+            TrunkWay::Connect(_) => None,
+        };
+        let listener = listener
+            .transpose()
+            .map_err(|error: io::Error| wrong(&format_args!("{}: {error}", spec.way)))?;
+        let hello = Hello {
+            site: site.clone(),
+            node_guid,
+            port: port.0,
+        };
+        Ok(Self {
+            spec: spec.clone(),
+            config: SessionConfig {
+                hello,
+                timeout: spec.timeout,
+            },
+            end,
+            listener,
+            carrier: None,
+            refused: VecDeque::new(),
+            waits_for_room: false,
+            is_ordered: false,
+            pause: FIRST_PAUSE,
+            attempt: None,
+            refusal: None,
+            told: None,
+        })
+    }
+
+    fn begin(&mut self, turn: &mut Turn<'_>, carrier: Carrier) {
+        turn.watches.add(&carrier, EventSet::IN);
+        self.carrier = Some(carrier);
+        self.waits_for_room = false;
+        self.refusal = None;
+        let fabric = turn.lab.world_mut().fabric_mut();
+        self.end.connect(turn.now, fabric, self.config.clone());
+    }
+
+    fn fail(&mut self, now: Instant, words: String) {
+        self.refusal = Some(words);
+        self.attempt = Some(now + self.pause);
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+    }
+
+    /// Takes connections that have arrived. While there is one, others are closed: their ends try again.
+    fn accept(&mut self, turn: &mut Turn<'_>) {
+        for _ in 0..BATCH {
+            let accepted = self.listener.as_ref().map(TrunkListener::accept);
+            match accepted {
+                Some(Ok(Some(socket))) => {
+                    let carrier = Carrier::new(socket, self.spec.timeout);
+                    match (carrier, &self.carrier) {
+                        (Ok(carrier), None) => self.begin(turn, carrier),
+                        (Ok(carrier), Some(_)) => self.refuse(turn.now, carrier),
+                        (Err(_), _) => {}
+                    }
+                }
+                // A service that is short of descriptors accepts later: the socket stays ready.
+                Some(Ok(None)) | Some(Err(Errno::MFILE | Errno::NFILE)) | None => return,
+                Some(Err(error)) => {
+                    log::warn!("{}: {error}", self.spec.way);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Closes a connection beside the one that is there, with the reason. Its hello says more to an end of the same site.
+    fn refuse(&mut self, now: Instant, mut carrier: Carrier) {
+        let mut session = Session::new(now, self.config.clone());
+        session.close(CloseReason::Busy);
+        // A new connection has room for two records.
+        carrier.transmit(&mut session);
+        if self.refused.len() == MAX_REFUSED {
+            self.refused.pop_front();
+        }
+        self.refused.push_back((now + FAREWELL, carrier));
+    }
+
+    fn receive(&mut self, now: Instant) {
+        if let (Some(carrier), Some(session)) = (&mut self.carrier, self.end.session_mut())
+            && !carrier.receive(now, session)
+        {
+            session.handle_end();
+        }
+    }
+
+    /// Moves packets, bytes and time on.
+    fn drive(&mut self, turn: &mut Turn<'_>) {
+        let fabric = turn.lab.world_mut().fabric_mut();
+        if let Some(session) = self.end.session_mut() {
+            // What the last turn had no time to read.
+            if session.poll_timeout().is_some_and(|due| due <= turn.now) {
+                session.handle_timeout(turn.now);
+            }
+        }
+        while self
+            .refused
+            .front()
+            .is_some_and(|(until, _)| *until <= turn.now)
+        {
+            self.refused.pop_front();
+        }
+        let mut is_over = false;
+        if let Some(carrier) = &mut self.carrier {
+            loop {
+                let moved = self.end.exchange(fabric);
+                let Some(session) = self.end.session_mut() else {
+                    break;
+                };
+                if !carrier.transmit(session) {
+                    session.handle_end();
+                }
+                is_over = session.is_closed();
+                if is_over || !moved || carrier.is_waiting() {
+                    break;
+                }
+            }
+            if carrier.is_waiting() != self.waits_for_room {
+                self.waits_for_room = carrier.is_waiting();
+                let room = match self.waits_for_room {
+                    true => EventSet::IN | EventSet::OUT,
+                    false => EventSet::IN,
+                };
+                turn.watches.modify(carrier, room);
+            }
+        }
+        if is_over && let Some(carrier) = self.carrier.take() {
+            turn.watches.remove(carrier.into_socket());
+            self.end.disconnect(fabric);
+            self.attempt = Some(turn.now + self.pause);
+            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        }
+        self.announce(turn);
+    }
+
+    /// Announces the state of the trunk if it is another one than before.
+    fn announce(&mut self, turn: &mut Turn<'_>) {
+        let (peer, detail) = match (self.end.state(), &self.refusal) {
+            (TrunkState::Up(peer), _) => {
+                self.pause = FIRST_PAUSE;
+                let site = peer.site.to_string();
+                let detail = format!(
+                    "up, port {} of {} at site {site}",
+                    peer.port, peer.node_guid
+                );
+                (Some(site), detail)
+            }
+            (TrunkState::Greeting, _) => return,
+            (TrunkState::Down(_), Some(refusal)) => (None, format!("down: {refusal}")),
+            (TrunkState::Down(Some(reason)), None) => (None, format!("down: {reason}")),
+            (TrunkState::Down(None), None) => return,
+        };
+        if self.told.as_ref() != Some(&detail) {
+            self.told = Some(detail.clone());
+            turn.announce(Announcement::Trunk {
+                port: self.spec.port.clone(),
+                way: self.spec.way.to_string(),
+                peer,
+                detail,
+            });
+        }
+    }
+
+    fn has(&self, fd: RawFd) -> bool {
+        let carrier = self.carrier.as_ref();
+        carrier.is_some_and(|carrier| carrier.as_fd().as_raw_fd() == fd)
+    }
+}
+
+impl WayIn for Trunks {
+    fn start(&mut self, turn: &mut Turn<'_>) {
+        if let Some(door) = &self.door {
+            turn.watches.add(door, EventSet::IN);
+        }
+        for listener in self
+            .trunks
+            .iter()
+            .filter_map(|trunk| trunk.listener.as_ref())
+        {
+            turn.watches.add(listener, EventSet::IN);
+        }
+    }
+
+    fn handle_ready(&mut self, turn: &mut Turn<'_>, ready: Ready) {
+        let is_door = |door: &Door| door.as_fd().as_raw_fd() == ready.fd;
+        if self.door.as_ref().is_some_and(is_door) {
+            return self.take_answers(turn);
+        }
+        for trunk in &mut self.trunks {
+            let listener = trunk.listener.as_ref();
+            if listener.is_some_and(|listener| listener.as_fd().as_raw_fd() == ready.fd) {
+                trunk.accept(turn);
+            } else if trunk.has(ready.fd) {
+                trunk.receive(turn.now);
+            }
+        }
+    }
+
+    fn flush(&mut self, turn: &mut Turn<'_>) {
+        self.order_connections(turn.now);
+        for trunk in &mut self.trunks {
+            trunk.drive(turn);
+        }
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        let due = self.trunks.iter().filter_map(|trunk| {
+            let waits = trunk.carrier.is_none() && trunk.listener.is_none() && !trunk.is_ordered;
+            let session = trunk.end.session().and_then(Session::poll_timeout);
+            let refused = trunk.refused.front().map(|(until, _)| *until);
+            let attempt = trunk.attempt.filter(|_| waits);
+            session.or(attempt).into_iter().chain(refused).min()
+        });
+        due.min()
+    }
+}

@@ -1,0 +1,68 @@
+//! Addresses of trunks.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+/// The address of a trunk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TrunkAddress {
+    /// A Unix socket of this machine.
+    Unix(PathBuf),
+    /// A TCP port.
+    Tcp {
+        /// Name or address of the host.
+        host: String,
+        /// The port.
+        port: u16,
+    },
+}
+
+/// A text that is no address of a trunk.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{0:?} is no address of a trunk: say tcp:HOST:PORT, as in tcp:[::]:18600, or unix:PATH")]
+pub struct AddressError(String);
+
+impl FromStr for TrunkAddress {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        let wrong = || AddressError(text.to_owned());
+        if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
+            return Ok(Self::Unix(path.into()));
+        }
+        let tcp = text.strip_prefix("tcp:").ok_or_else(wrong)?;
+        let (host, port) = tcp.rsplit_once(':').ok_or_else(wrong)?;
+        let is_bracketed = host.starts_with('[') && host.ends_with(']');
+        // Without brackets the last group of an IPv6 address would be the port.
+        if host.is_empty() || host.contains(':') && !is_bracketed {
+            return Err(wrong());
+        }
+        let port = port.parse().ok().filter(|port| *port != 0);
+        Ok(Self::Tcp {
+            host: host.to_owned(),
+            port: port.ok_or_else(wrong)?,
+        })
+    }
+}
+
+impl fmt::Display for TrunkAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Tcp { host, port } => write!(f, "tcp:{host}:{port}"),
+        }
+    }
+}
+
+impl TrunkAddress {
+    /// Returns host and port as `std::net` takes them.
+    pub(crate) fn socket(host: &str, port: u16) -> (&str, u16) {
+        let bare = host
+            .strip_prefix('[')
+            .and_then(|host| host.strip_suffix(']'));
+        (bare.unwrap_or(host), port)
+    }
+}

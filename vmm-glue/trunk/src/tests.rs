@@ -1,0 +1,123 @@
+use std::os::fd::{AsFd, OwnedFd};
+use std::thread;
+
+use ib_trunk::{CloseReason, Hello, Session, SessionConfig, SessionEvent};
+use ib_vtime::{Duration, Instant};
+use ib_wire::Guid;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+use crate::{Carrier, TrunkAddress, TrunkListener, door};
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+fn session(site: &str) -> Session {
+    let hello = Hello {
+        site: site.parse().unwrap(),
+        node_guid: Guid::NONE,
+        port: 1,
+    };
+    let timeout = TIMEOUT;
+    Session::new(Instant::ZERO, SessionConfig { hello, timeout })
+}
+
+#[test]
+fn addresses_are_read_and_written_and_others_are_refused() {
+    for text in [
+        "unix:/run/x",
+        "tcp:spine-0:18600",
+        "tcp:[::]:1",
+        "tcp:10.0.0.1:65535",
+    ] {
+        let address: TrunkAddress = text.parse().unwrap();
+        assert_eq!(address.to_string(), text);
+    }
+    for text in [
+        "",
+        "unix:",
+        "tcp:",
+        "tcp:host",
+        "tcp:host:0",
+        "tcp::1",
+        "tcp:::1",
+        "host:1",
+    ] {
+        let error = text.parse::<TrunkAddress>().unwrap_err().to_string();
+        assert!(error.contains("tcp:HOST:PORT"), "{error}");
+    }
+}
+
+/// Waits until a descriptor can be read.
+fn wait_for(fd: &impl AsFd) {
+    poll(&mut [PollFd::new(fd, PollFlags::IN)], None).unwrap();
+}
+
+/// Connects through a door in a thread of the test.
+fn connected(address: &TrunkAddress) -> Result<OwnedFd, String> {
+    let kind = SocketType::SEQPACKET;
+    let (own, other) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+    let serving = thread::spawn(move || door::run(other));
+    let door = door::Door::over(own);
+    door.order(7, address).unwrap();
+    wait_for(&door);
+    let answer = door.answer().unwrap().unwrap();
+    assert_eq!(answer.number, 7);
+    drop(door);
+    serving.join().unwrap().unwrap();
+    answer.connected
+}
+
+#[test]
+fn sessions_open_and_close_over_both_kinds_of_connections() {
+    let dir = tempfile::tempdir().unwrap();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    let unix = format!("unix:{}", dir.path().join("trunk").display());
+    for text in [unix, format!("tcp:localhost:{port}")] {
+        let address: TrunkAddress = text.parse().unwrap();
+        let refused = connected(&address).unwrap_err();
+        assert!(!refused.is_empty(), "{text}");
+        let listener = TrunkListener::bind(&address).unwrap();
+        let near = connected(&address).unwrap();
+        wait_for(&listener);
+        let far = listener.accept().unwrap().unwrap();
+        assert!(TrunkListener::bind(&address).is_err(), "{text}");
+        let mut carriers = [near, far].map(|socket| Carrier::new(socket, TIMEOUT).unwrap());
+        let mut sessions = ["a", "b"].map(session);
+        for (carrier, session) in carriers.iter_mut().zip(&mut sessions) {
+            assert!(carrier.transmit(session));
+        }
+        for (carrier, session) in carriers.iter_mut().zip(&mut sessions) {
+            wait_for(carrier);
+            assert!(carrier.receive(Instant::ZERO, session));
+            assert!(matches!(
+                session.poll_event(),
+                Some(SessionEvent::Opened(_))
+            ));
+        }
+        sessions[0].close(CloseReason::Stopping);
+        assert!(carriers[0].transmit(&mut sessions[0]));
+        let [near, mut far] = carriers;
+        drop(near.into_socket());
+        let stopped = SessionEvent::Closed(CloseReason::Stopping);
+        let mut events = Vec::new();
+        while !sessions[1].is_closed() {
+            wait_for(&far);
+            far.receive(Instant::ZERO, &mut sessions[1]);
+            events.extend(sessions[1].poll_event());
+        }
+        assert_eq!(events, [stopped], "{text}");
+    }
+}
+
+#[test]
+fn a_socket_that_a_service_left_behind_is_replaced_and_other_files_are_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name| TrunkAddress::Unix(dir.path().join(name));
+    drop(TrunkListener::bind(&at("left")).unwrap());
+    TrunkListener::bind(&at("left")).unwrap();
+    std::fs::write(dir.path().join("file"), "mine").unwrap();
+    assert!(TrunkListener::bind(&at("file")).is_err());
+    assert_eq!(std::fs::read(dir.path().join("file")).unwrap(), b"mine");
+}
