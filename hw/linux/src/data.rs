@@ -95,6 +95,11 @@ impl Data {
         self.addresses.retain(|(owner, _), _| *owner != pd);
     }
 
+    /// Forgets all addresses that are kept.
+    pub(crate) fn forget_all_addresses(&mut self) {
+        self.addresses.clear();
+    }
+
     /// Returns an address handle of the host in a protection domain.
     pub(crate) fn address(
         &mut self,

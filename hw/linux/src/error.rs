@@ -28,9 +28,9 @@ pub enum OpenError {
         /// The port.
         port: u8,
     },
-    /// The link of the port is not InfiniBand.
+    /// The link of the port is neither InfiniBand nor Ethernet.
     #[error(
-        "port {port} of {device} is {link_layer}, and MADs to a subnet manager need InfiniBand: choose a port whose link layer is InfiniBand (ibstat)"
+        "the link layer of port {port} of {device} is {link_layer}: choose a port of InfiniBand or Ethernet (ibstat)"
     )]
     LinkLayer {
         /// Name of the device.
@@ -69,7 +69,9 @@ pub enum OpenError {
         umad: String,
     },
     /// sysfs does not show state and addresses of the port.
-    #[error("sysfs does not show state and addresses of {0}: dmesg may say why")]
+    #[error(
+        "sysfs does not show state and addresses of {0}: on RoCE, give its netdev an address (ip address add); else dmesg may say why"
+    )]
     Unreadable(String),
     /// The process may not open that many files.
     #[error("the port takes some {0} open files, more than this process may have: ulimit -n {1}")]

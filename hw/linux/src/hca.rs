@@ -19,14 +19,19 @@ use ib_wire::{Gid, GidIndex, PortNum, QKey};
 use linux_abi::sysfs::{Adapter, Port};
 use zerocopy::IntoBytes;
 
+use crate::addresses::{Addresses, SA_LID};
 use crate::attributes::PORT;
 use crate::data::Data;
 use crate::gsi::{self, Failure, Gsi, Posted};
 use crate::local_mad::{Facts, Link};
+use crate::local_sa::LocalSa;
 use crate::mapped::MappedFiles;
 use crate::memory::{self, HostMemoryOf, Memory, Objects};
 use crate::queue::{CompletionQueue, Raised};
 use crate::umad::{FILES, PortFiles, Umad, UmadCounters};
+
+/// Link layer of RoCE ports in sysfs.
+pub(crate) const ETHERNET: &str = "Ethernet";
 
 /// Pause between two looks at sysfs, since umad has no events.
 const LOOK: Duration = Duration::from_secs(1);
@@ -58,6 +63,8 @@ pub struct LinuxHcaConfig {
 pub struct LinuxHca<F> {
     files: F,
     facts: Facts,
+    /// What takes the place of a subnet manager on RoCE.
+    roce: Option<Roce>,
     memory: Memory,
     addresses: Objects<(PdHandle, AddressVector)>,
     queues: Objects<CompletionQueue>,
@@ -70,6 +77,13 @@ pub struct LinuxHca<F> {
     next_look: Instant,
     secrets: SecretNumbers,
     is_dead: bool,
+}
+
+/// The addresses of a RoCE port, and its SA.
+#[derive(Debug)]
+struct Roce {
+    addresses: Addresses,
+    sa: LocalSa,
 }
 
 impl<F: fmt::Debug> fmt::Debug for LinuxHca<F> {
@@ -86,7 +100,20 @@ impl<F: PortFiles> LinuxHca<F> {
     /// Makes the function of a port. Returns `None` if sysfs does not show the port's state and addresses.
     #[must_use]
     pub fn new(now: Instant, files: F, config: LinuxHcaConfig) -> Option<Self> {
-        let port = Port::read(&mut |path| files.attribute(path))?;
+        let mut port = Port::read(&mut |path| files.attribute(path))?;
+        let link_layer = files.attribute("link_layer");
+        let mut roce = None;
+        if link_layer.is_some_and(|link_layer| link_layer.trim() == ETHERNET) {
+            let is_usable = |index: usize| is_routable(&files, index);
+            let mut addresses = Addresses::new(&port, &is_usable)?;
+            addresses.show(&mut port, &is_usable);
+            let sa = LocalSa::default();
+            roce = Some(Roce { addresses, sa });
+        }
+        let link = match roce {
+            Some(_) => Link::of_ethernet(),
+            None => Link::default(),
+        };
         let (vendor_id, device_id) = config.pci_id;
         Some(Self {
             files,
@@ -95,8 +122,9 @@ impl<F: PortFiles> LinuxHca<F> {
                 vendor_id: vendor_id.into(),
                 device_id,
                 port,
-                link: Link::default(),
+                link,
             },
+            roce,
             memory: Memory::new(config.memory),
             addresses: Objects::default(),
             queues: Objects::default(),
@@ -154,7 +182,7 @@ impl<F: PortFiles> LinuxHca<F> {
                 break;
             }
             if let Some((from, mad)) = self.umad.receive(&mut self.files) {
-                self.deliver(&from, &mad);
+                self.take(&from, &mad);
             }
         }
         self.take_news();
@@ -169,6 +197,18 @@ impl<F: PortFiles> LinuxHca<F> {
                 .push_back(HcaEvent::Async(AsyncEvent::DeviceFatal));
         }
         !self.is_dead && self.is_ready()
+    }
+
+    /// Returns `true` for a port whose link layer is Ethernet.
+    #[must_use]
+    pub const fn is_roce(&self) -> bool {
+        self.roce.is_some()
+    }
+
+    /// Returns `true` once the device is gone for good.
+    #[must_use]
+    pub const fn is_gone(&self) -> bool {
+        self.is_dead
     }
 
     fn is_ready(&self) -> bool {
@@ -190,9 +230,16 @@ impl<F: PortFiles> LinuxHca<F> {
     /// Looks at the port and raises an event if it has changed, or if there is news of it besides.
     fn look(&mut self, news: PortChange) {
         // A device that goes away takes its folder with it first.
-        let Some(port) = Port::read(&mut |path| self.files.attribute(path)) else {
+        let Some(mut port) = Port::read(&mut |path| self.files.attribute(path)) else {
             return;
         };
+        if let Some(Roce { addresses, .. }) = &mut self.roce {
+            addresses.show(&mut port, &|index| is_routable(&self.files, index));
+            // An entry of the kernel's table may be another address now.
+            if let Some(data) = &mut self.data {
+                data.forget_all_addresses();
+            }
+        }
         let change = changes(&self.facts.port, &port) | news;
         self.facts.port = port;
         self.look_at_link();
@@ -210,6 +257,43 @@ impl<F: PortFiles> LinuxHca<F> {
                 let event = AsyncEvent::Port { port, change };
                 self.events.push_back(HcaEvent::Async(event));
             }
+        }
+    }
+
+    /// Takes a MAD that umad gave.
+    fn take(&mut self, from: &MadAddress, mad: &Mad) {
+        let Some(Roce { addresses, .. }) = &self.roce else {
+            return self.deliver(from, mad);
+        };
+        match addresses.sender(from) {
+            Some(from) => self.deliver(&from, mad),
+            None => self.umad.counters.unexpected += 1,
+        }
+    }
+
+    /// Sends a MAD: to the SA of this port if it has one, else by umad.
+    fn send(&mut self, to: &MadAddress, mad: &Mad) {
+        let Some(Roce { addresses, sa }) = &mut self.roce else {
+            return self.umad.send(self.now, &mut self.files, to, mad);
+        };
+        if to.lid == SA_LID {
+            let mtu = self.facts.link.active_mtu;
+            if let Some(answer) = sa.answer(addresses, mtu, mad) {
+                self.look(PortChange::empty());
+                self.deliver(&MadAddress::gsi(SA_LID), &answer);
+            }
+            return;
+        }
+        match to.grh.and_then(|route| addresses.host_route(&route)) {
+            Some(route) => {
+                let to = MadAddress {
+                    grh: Some(route),
+                    ..*to
+                };
+                self.umad.send(self.now, &mut self.files, &to, mad);
+            }
+            // Without a route, or from an address that is gone.
+            None => self.umad.counters.refused += 1,
         }
     }
 
@@ -367,6 +451,13 @@ impl<F: PortFiles> LinuxHca<F> {
             false => Err((CompletionStatus::LocalProtection, Cause::NoMemory)),
         }
     }
+}
+
+/// Returns `true` if an entry of the kernel's GID table is of RoCE v2, whose packets are UDP's and follow routes (`gid_attrs/types`).
+/// Entries of the older version have the same addresses once more.
+fn is_routable(files: &impl PortFiles, index: usize) -> bool {
+    let kind = files.attribute(&format!("gid_attrs/types/{index}"));
+    kind.is_some_and(|kind| kind.trim() == "RoCE v2")
 }
 
 fn check_port(port: PortNum) -> Result<(), HcaError> {

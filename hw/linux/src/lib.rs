@@ -7,9 +7,13 @@
 //! After [`LinuxHca::open_data`] it has queue pairs of RC, UC and UD as well, each of which is one of the host's, by libibverbs. Their
 //! regions are of memory in [`MappedFiles`]; asynchronous events take the place of looks at sysfs each second.
 //!
+//! A port whose link layer is Ethernet (RoCE) has no subnet manager: its GUIDs are addresses of its netdev, which an SA of this crate gives
+//! out, and every address vector needs a route.
+//!
 //! [`LinuxHca`] is a machine over [`PortFiles`]: it has no clock, and for MADs makes no system call itself. [`LinuxHca::open`] opens
 //! all files of a port; from then on they are only read and written.
 
+mod addresses;
 mod attributes;
 mod data;
 mod error;
@@ -17,6 +21,7 @@ mod files;
 mod gsi;
 mod hca;
 mod local_mad;
+mod local_sa;
 mod mapped;
 mod memory;
 mod open;

@@ -26,6 +26,17 @@ pub(crate) struct Link {
     pub(crate) subnet_timeout: u8,
 }
 
+impl Link {
+    /// The link of a RoCE port until libibverbs shows more: what fits the frames of any Ethernet.
+    pub(crate) fn of_ethernet() -> Self {
+        Self {
+            max_mtu: Mtu::MTU_1024,
+            active_mtu: Mtu::MTU_1024,
+            ..Self::default()
+        }
+    }
+}
+
 impl Default for Link {
     /// Returns the MTU that every adapter and switch in use has, and with which subnet managers make groups; and the time that a subnet
     /// manager writes by default (OpenSM, `subnet_timeout`).

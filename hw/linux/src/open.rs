@@ -13,13 +13,17 @@ use ib_wire::mad::{Method, MgmtClass};
 use linux_abi::sysfs::Adapter;
 use umad_link::RegisterRequest2;
 
+use crate::addresses::ENTRIES;
 use crate::data::Data;
 use crate::error::OpenError;
 use crate::files::OpenFiles;
-use crate::hca::{LinuxHca, LinuxHcaConfig};
+use crate::hca::{ETHERNET, LinuxHca, LinuxHcaConfig};
 use crate::mapped::MappedFiles;
 use crate::sys::{self, Device};
 use crate::umad::{FILES, UNSOLICITED};
+
+/// Link layer of InfiniBand ports in sysfs.
+const INFINIBAND: &str = "InfiniBand";
 
 /// Open files that a process may usually have (`RLIMIT_NOFILE`).
 const USUAL_FILES: usize = 1024;
@@ -143,7 +147,7 @@ impl Found {
             return Err(OpenError::NoPort { device, port });
         };
         let link_layer = link_layer.trim().to_owned();
-        if link_layer != "InfiniBand" {
+        if ![INFINIBAND, ETHERNET].contains(&&*link_layer) {
             return Err(OpenError::LinkLayer {
                 device,
                 port,
@@ -260,6 +264,7 @@ fn open_attributes(port: &Path) -> Result<BTreeMap<String, File>, OpenError> {
         "cap_mask",
         "lid",
         "lid_mask_count",
+        "link_layer",
         "phys_state",
         "rate",
         "sm_lid",
@@ -268,9 +273,17 @@ fn open_attributes(port: &Path) -> Result<BTreeMap<String, File>, OpenError> {
     ]
     .map(str::to_owned)
     .into();
-    for folder in ["gids", "pkeys", "counters"] {
+    let is_ethernet = text(&port.join("link_layer")).is_some_and(|text| text.trim() == ETHERNET);
+    let folders: &[_] = match is_ethernet {
+        true => &["gids", "pkeys", "counters", "gid_attrs/types"],
+        false => &["gids", "pkeys", "counters"],
+    };
+    for folder in folders {
         let names = names(&port.join(folder));
-        paths.extend(names.iter().map(|name| format!("{folder}/{name}")));
+        // Tables of RoCE ports are long, and no more of them can be used.
+        let is_beyond = |name: &String| name.parse().is_ok_and(|index: usize| index >= ENTRIES);
+        let names = names.iter().filter(|name| !is_ethernet || !is_beyond(name));
+        paths.extend(names.map(|name| format!("{folder}/{name}")));
     }
     let mut files = BTreeMap::new();
     for path in paths {

@@ -370,8 +370,25 @@ fn operation(op: &SendOp<'_>) -> Result<(CompletionOp, u32, u32, Remote<'static>
     })
 }
 
-/// Returns the route of a datagram by the bytes in front of it.
+/// Returns the route of a datagram by the bytes in front of it: a GRH, or twenty bytes and an IPv4 header on RoCE (IBA annex A17.4.5.2,
+/// `union rdma_network_hdr`).
 pub(crate) fn route(bytes: &[u8]) -> Option<GlobalRoute> {
+    const IPV4: usize = 20;
+
+    let version = |at: usize| bytes.get(at).map(|byte| byte >> 4);
+    if version(0) != Some(6) && version(IPV4) == Some(4) {
+        let header = bytes.get(IPV4..2 * IPV4)?;
+        let mut remote = [0; 16];
+        remote[10..12].fill(0xff);
+        remote[12..].copy_from_slice(&header[12..16]);
+        return Some(GlobalRoute {
+            remote_gid: Gid(remote),
+            sgid_index: GidIndex(0),
+            flow_label: 0,
+            hop_limit: header[8],
+            traffic_class: header[1],
+        });
+    }
     let grh = Grh::read_from_bytes(bytes).ok()?;
     Some(GlobalRoute {
         remote_gid: grh.sgid,
@@ -380,4 +397,24 @@ pub(crate) fn route(bytes: &[u8]) -> Option<GlobalRoute> {
         hop_limit: grh.hop_limit,
         traffic_class: grh.traffic_class(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::IntoBytes;
+
+    use super::*;
+
+    #[test]
+    fn the_route_of_a_datagram_is_in_a_grh_or_in_an_ipv4_header() {
+        let grh = Grh::new(Gid([7; 16]), Gid([8; 16]), 9);
+        let by_grh = route(grh.as_bytes()).unwrap();
+        assert_eq!((by_grh.remote_gid, by_grh.hop_limit), (Gid([7; 16]), 9));
+        let mut bytes = [0; 40];
+        (bytes[20], bytes[21], bytes[28]) = (0x45, 3, 64);
+        bytes[32..36].copy_from_slice(&[10, 9, 0, 1]);
+        let by_ipv4 = route(&bytes).unwrap();
+        assert_eq!(by_ipv4.remote_gid.to_string(), "::ffff:10.9.0.1");
+        assert_eq!((by_ipv4.hop_limit, by_ipv4.traffic_class), (64, 3));
+    }
 }

@@ -19,6 +19,7 @@ pub(crate) struct FakeFiles {
     pub(crate) refusals: VecDeque<Errno>,
     pub(crate) unread: [VecDeque<Vec<u8>>; FILES],
     pub(crate) is_gone: bool,
+    pub(crate) is_ethernet: bool,
     pub(crate) port: Port,
 }
 
@@ -29,6 +30,7 @@ impl Default for FakeFiles {
             refusals: VecDeque::new(),
             unread: Default::default(),
             is_gone: false,
+            is_ethernet: false,
             port: port(),
         }
     }
@@ -55,7 +57,13 @@ impl PortFiles for FakeFiles {
     }
 
     fn attribute(&self, path: &str) -> Option<String> {
-        let text = self.port.attribute(&path.split('/').collect::<Vec<_>>());
+        let text = match path {
+            "link_layer" if self.is_ethernet => Some("Ethernet\n".to_owned()),
+            _ if self.is_ethernet && path.starts_with("gid_attrs/types") => {
+                Some("RoCE v2\n".to_owned())
+            }
+            _ => self.port.attribute(&path.split('/').collect::<Vec<_>>()),
+        };
         text.filter(|_| !self.is_gone)
     }
 }

@@ -15,8 +15,9 @@ use std::time::Duration;
 
 use hca_api::GlobalRoute;
 use ib_endpoint::cm::{CmEventKind, ConnId};
-use ib_endpoint::{EndPortEvent, MadAddress, SaEvent, SaRequest};
+use ib_endpoint::{EndPortEvent, MadAddress, SaError, SaEvent, SaRequest};
 use ib_wire::cm::{CmSidrRep, CmSidrReq};
+use ib_wire::mad::MadStatus;
 use ib_wire::sa::{ComponentMask, NodeRecord, PathRecord};
 use ib_wire::{Gid, GidIndex, PKey, ServiceId};
 use vf_tunnel::VfId;
@@ -86,7 +87,14 @@ impl Exchanges {
             let (vf, EndPortEvent::Sa(SaEvent::Answered { result, .. })) = self.0.event()? else {
                 continue;
             };
-            let answer = result?;
+            let answer = match result {
+                // The SA of a RoCE port has no records of nodes.
+                Err(SaError::Status(MadStatus::SA_NO_RECORDS)) => {
+                    nodes.insert(vf, 0);
+                    continue;
+                }
+                result => result?,
+            };
             match answer.records::<NodeRecord>().count() {
                 0 | 1 => {
                     let path: PathRecord = answer.record().ok_or("no path")?;

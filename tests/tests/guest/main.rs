@@ -28,6 +28,7 @@ mod programs;
 mod qmp;
 mod rdma;
 mod refusals;
+mod roce;
 mod saved;
 mod siege;
 mod soft_roce;

@@ -14,27 +14,30 @@ use crate::guest::{Boot, Guest};
 /// Time for the traffic of a pair.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// Makes a folder of files for a guest: the program, with the loader and the libraries of this machine.
-fn files(dir: &Path) -> PathBuf {
+/// Makes a folder of files for a guest: programs, each with the loader and the libraries of this machine.
+pub(crate) fn files(dir: &Path, programs: &[&Path]) -> PathBuf {
     let root = dir.join("files");
     let (bin, own) = (root.join("usr/local/bin"), root.join("usr/local/vhca"));
     for folder in [&bin, &own] {
         fs::create_dir_all(folder).unwrap();
     }
-    fs::copy(binary(), own.join("vhca")).unwrap();
-    let listed = Command::new("ldd").arg(binary()).output().unwrap();
-    let listed = String::from_utf8(listed.stdout).unwrap();
-    let libraries = listed
-        .split_whitespace()
-        .filter(|word| word.starts_with('/'));
-    for library in libraries {
-        let name = Path::new(library).file_name().unwrap();
-        fs::copy(library, own.join(name)).unwrap();
+    for program in programs {
+        let name = program.file_name().unwrap().to_str().unwrap();
+        fs::copy(program, own.join(name)).unwrap();
+        let listed = Command::new("ldd").arg(program).output().unwrap();
+        let listed = String::from_utf8(listed.stdout).unwrap();
+        let libraries = listed
+            .split_whitespace()
+            .filter(|word| word.starts_with('/'));
+        for library in libraries {
+            let name = Path::new(library).file_name().unwrap();
+            fs::copy(library, own.join(name)).unwrap();
+        }
+        let script = bin.join(name);
+        let line = format!("exec $own/ld-linux-x86-64.so.2 --library-path $own $own/{name} \"$@\"");
+        fs::write(&script, format!("#!/bin/sh\nown=/usr/local/vhca\n{line}\n")).unwrap();
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
     }
-    let script = bin.join("vhca");
-    let line = "exec $own/ld-linux-x86-64.so.2 --library-path $own $own/vhca \"$@\"";
-    fs::write(&script, format!("#!/bin/sh\nown=/usr/local/vhca\n{line}\n")).unwrap();
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
     root
 }
 
@@ -44,7 +47,7 @@ fn guest(fabric: &Fabric, host: &str) -> Guest {
     boot.devices = [1, 2].map(|vf| fabric.device(host, vf)).into();
     boot = boot.with("--append").with("vhca.load=no");
     boot = boot.with("--memory").with("1024").with("--add");
-    let boot = boot.with(files(fabric.dir()));
+    let boot = boot.with(files(fabric.dir(), &[binary()]));
     boot.start(fabric.dir(), host)
 }
 

@@ -4,8 +4,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use hca_api::{
-    AsyncEvent, Completion, CompletionFlags, CqHandle, HcaError, HcaEvent, PdHandle, PortChange,
-    QpHandle, QpSpec, SendRequest, Sge, SourceAddress, SrqHandle, SrqSpec, UdAddress,
+    AddressVector, AsyncEvent, Completion, CompletionFlags, CqHandle, HcaError, HcaEvent, PdHandle,
+    PortChange, QpHandle, QpSpec, SendRequest, Sge, SourceAddress, SrqHandle, SrqSpec, UdAddress,
 };
 use ib_wire::{Mtu, Qpn};
 
@@ -60,6 +60,20 @@ impl<F: PortFiles> LinuxHca<F> {
         let data = self.data.as_mut()?;
         let port = data.port;
         data.pairs.get_mut(&qp).map(|pair| (pair, port))
+    }
+
+    /// Returns an address for the host.
+    ///
+    /// # Errors
+    /// [`HcaError::InvalidParameter`]: on RoCE, an address without a route, or from an entry that has no address.
+    pub(super) fn host_vector(&self, vector: &AddressVector) -> Result<AddressVector, HcaError> {
+        match &self.roce {
+            Some(roce) => roce
+                .addresses
+                .host_vector(vector)
+                .ok_or(HcaError::InvalidParameter),
+            None => Ok(*vector),
+        }
     }
 
     /// Makes a queue pair of the host.
@@ -141,6 +155,7 @@ impl<F: PortFiles> LinuxHca<F> {
             },
         });
         let vector = address.transpose()?;
+        let vector = vector.map(|vector| self.host_vector(&vector)).transpose()?;
         let domain = self.memory.domain(pd)?;
         let data = self.data.as_mut().ok_or(HcaError::Unsupported)?;
         let address = vector.map(|vector| data.address((pd, domain), &vector));

@@ -17,6 +17,10 @@ use crate::umad::UNSOLICITED;
 const NOW: Instant = Instant::ZERO;
 
 fn hca() -> LinuxHca<FakeFiles> {
+    hca_on(FakeFiles::default())
+}
+
+fn hca_on(files: FakeFiles) -> LinuxHca<FakeFiles> {
     let config = LinuxHcaConfig {
         adapter: adapter(),
         pci_id: (0x15b3, 0x1003),
@@ -24,7 +28,7 @@ fn hca() -> LinuxHca<FakeFiles> {
         secret: Secret::from(1),
         memory: Box::new(HostMemory::new()),
     };
-    LinuxHca::new(NOW, FakeFiles::default(), config).unwrap()
+    LinuxHca::new(NOW, files, config).unwrap()
 }
 
 /// Adds a packet to a file, for the next read.
@@ -448,4 +452,71 @@ fn software_reads_counters_by_mads_and_writes_nothing() {
         panic!("{beyond:?}");
     };
     assert_eq!(reply.header.status, MadStatus::INVALID_FIELD);
+}
+
+/// A PF asks for a GUID, a path and answers to a peer, and nothing of that but the answer is written.
+#[test]
+fn a_roce_port_has_an_sa_of_its_own_and_sends_by_routes_of_the_kernels_table() {
+    let mut hca = hca_on(FakeFiles {
+        is_ethernet: true,
+        ..FakeFiles::default()
+    });
+    let mut qp = MadQp::open(&mut hca, SpecialQp::Gsi, PORT, 4).unwrap();
+    let port = hca.query_port(PORT).unwrap();
+    assert_eq!((port.lid, port.sm_lid), (Lid::new(1), Lid::new(3)));
+    let own = hca.query_gid(PORT, GidIndex(0)).unwrap();
+    assert_eq!(hca.query_gid(PORT, GidIndex(1)), Ok(Gid::NONE));
+    let to_sa = MadAddress::gsi(port.sm_lid);
+    let any = Some(ib_wire::Guid::NONE);
+    let mut guids = [None; 8];
+    guids[5] = any;
+    let request = SaRequest::set_guids(port.lid, 0, &guids);
+    qp.send(&mut hca, &to_sa, request.message().mad()).unwrap();
+    while hca.poll(NOW) {}
+    let (from, answer) = qp.poll(&mut hca).unwrap();
+    assert_eq!(
+        (from.lid, answer.header.status),
+        (port.sm_lid, MadStatus::OK)
+    );
+    let given = hca.query_gid(PORT, GidIndex(5)).unwrap();
+    assert_eq!(given, hca.files.port.gids[1]);
+    let events: Vec<_> = std::iter::from_fn(|| hca.poll_event()).collect();
+    let changed = |event: &HcaEvent| matches!(event, HcaEvent::Async(AsyncEvent::Port { change, .. }) if *change == PortChange::GID_TABLE);
+    assert!(events.iter().any(changed), "{events:?}");
+
+    // A peer's MAD to that address arrives for its entry, and the answer goes from there.
+    let route = |entry| GlobalRoute {
+        remote_gid: Gid([8; 16]),
+        sgid_index: GidIndex(entry),
+        flow_label: 0,
+        hop_limit: 255,
+        traffic_class: 0,
+    };
+    let request = mad(MgmtClass::COM_MGT, Method::SEND, 5);
+    for (entry, arrives) in [(1, true), (2, false)] {
+        let mut from = MadAddress::gsi(Lid::NONE);
+        from.grh = Some(route(entry));
+        let header = UmadHeader::received(0, &from);
+        let packet = [header.as_bytes(), request.as_bytes()].concat();
+        give(&mut hca, UNSOLICITED, packet);
+        let received = qp.poll(&mut hca).map(|(from, _)| (from.lid, from.grh));
+        let expected = (Lid::new(2), Some(route(5)));
+        assert_eq!(received, arrives.then_some(expected));
+    }
+    let mut to = MadAddress::gsi(Lid::new(2));
+    for (grh, written) in [(None, 0), (Some(route(6)), 0), (Some(route(5)), 1)] {
+        to.grh = grh;
+        qp.send(&mut hca, &to, &request).unwrap();
+        while hca.poll(NOW) {}
+        assert_eq!(hca.files.written.len(), written);
+    }
+    assert_eq!(hca.files.written[0].1.address().grh, Some(route(1)));
+    assert_eq!(hca.counters().refused, 2);
+
+    // An address that the netdev loses is no GID.
+    hca.files.port.gids[1] = Gid::NONE;
+    hca.poll(NOW + LOOK);
+    assert_eq!(hca.query_gid(PORT, GidIndex(5)), Ok(Gid::NONE));
+    assert_eq!(hca.query_gid(PORT, GidIndex(0)), Ok(own));
+    qp.close(&mut hca);
 }

@@ -280,8 +280,12 @@ impl<F: PortFiles> Hca for LinuxHca<F> {
     }
 
     fn modify_qp(&mut self, qp: QpHandle, change: &QpModify) -> Result<(), HcaError> {
-        if let Some((pair, port)) = self.pair_mut(qp) {
-            return pair.modify(port, change);
+        if self.pair(qp).is_some() {
+            let mut change = *change;
+            let primary = change.primary.map(|path| self.host_vector(&path));
+            change.primary = primary.transpose()?;
+            let (pair, port) = self.pair_mut(qp).ok_or(HcaError::InvalidHandle)?;
+            return pair.modify(port, &change);
         }
         let pkeys = self.facts.port.pkeys.len();
         let gsi = self.gsi_mut(qp)?;
@@ -293,10 +297,15 @@ impl<F: PortFiles> Hca for LinuxHca<F> {
     }
 
     fn query_qp(&self, qp: QpHandle) -> Result<QpAttributes, HcaError> {
-        match self.pair(qp) {
-            Some(pair) => pair.query(),
-            None => self.gsi(qp).map(|gsi| gsi.attributes(PORT)),
+        let Some(pair) = self.pair(qp) else {
+            return self.gsi(qp).map(|gsi| gsi.attributes(PORT));
+        };
+        let mut attributes = pair.query()?;
+        if let (Some(roce), Some(path)) = (&self.roce, &mut attributes.primary) {
+            let route = path.grh.as_ref();
+            path.grh = route.and_then(|route| roce.addresses.own_route(route));
         }
+        Ok(attributes)
     }
 
     fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), HcaError> {
@@ -343,11 +352,11 @@ impl<F: PortFiles> Hca for LinuxHca<F> {
         }
         match self.mad(pd, &request.payload) {
             Ok(mad) => {
-                self.umad.send(self.now, &mut self.files, &to, &mad);
                 if is_signalled {
                     let done = gsi::completion(request.wr_id, CompletionOp::Send, None);
                     self.complete(cq, done);
                 }
+                self.send(&to, &mad);
             }
             Err(failure) => {
                 let failed = gsi::completion(request.wr_id, CompletionOp::Send, Some(failure));

@@ -1,7 +1,7 @@
 use super::*;
 use crate::error::OpenError as E;
 
-/// A root with a device `mlx4_0`: port 1 is InfiniBand and has umad, port 2 is Ethernet, port 3 has no umad.
+/// A root with a device `mlx4_0`: port 1 is InfiniBand and has umad, port 2 is of another kind, port 3 has no umad.
 fn root() -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     let class = root.path().join("sys/class");
@@ -10,7 +10,11 @@ fn root() -> tempfile::TempDir {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
     };
-    for (port, link_layer) in [(1, "InfiniBand\n"), (2, "Ethernet\n"), (3, "InfiniBand\n")] {
+    for (port, link_layer) in [
+        (1, "InfiniBand\n"),
+        (2, "Unspecified\n"),
+        (3, "InfiniBand\n"),
+    ] {
         write(
             &format!("infiniband/mlx4_0/ports/{port}/link_layer"),
             link_layer,
@@ -55,7 +59,7 @@ fn what_is_in_the_way_is_named_with_the_next_step() {
         (refusal("mlx4_0", 4), "mlx4_0 has no port 4: rdma link"),
         (
             refusal("mlx4_0", 2),
-            "port 2 of mlx4_0 is Ethernet, and MADs to a subnet manager need InfiniBand",
+            "port 2 of mlx4_0 is Unspecified: choose a port of InfiniBand or Ethernet",
         ),
         (
             refusal("mlx4_0", 3),
