@@ -2,7 +2,7 @@
 
 use hca_api::PhysicalState;
 use ib_fabric::{
-    EndNode, Endpoint, Fabric, FabricError, Lanes, LinkConfig, LinkId, LinkState, NodeId,
+    Crossing, EndNode, Endpoint, Fabric, FabricError, Lanes, LinkConfig, LinkId, LinkState, NodeId,
     PortConfig,
 };
 use ib_vtime::Instant;
@@ -153,18 +153,23 @@ impl TrunkEnd {
         }
         let gateway = self.gateway;
         let mut moved = false;
-        while let Some(frame) = session.poll_frame(|lane| fabric.waiting_at(gateway, lane) < DEPTH)
+        while let Some(crossing) =
+            session.poll_crossing(|lane| fabric.waiting_at(gateway, lane) < DEPTH)
         {
-            fabric.send_from(gateway, frame);
+            fabric.send_from(gateway, crossing);
             moved = true;
         }
         loop {
             let lanes = (0..16).filter_map(Vl::new);
             let lanes: Lanes = lanes.filter(|lane| session.has_place(*lane)).collect();
-            let Some(frame) = fabric.take_from(gateway, lanes) else {
+            let next = match session.carries_runs() {
+                true => fabric.take_whole_from(gateway, lanes),
+                false => fabric.take_from(gateway, lanes).map(Crossing::Packet),
+            };
+            let Some(next) = next else {
                 return moved;
             };
-            session.send(frame);
+            session.send(next);
             moved = true;
         }
     }

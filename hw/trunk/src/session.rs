@@ -351,7 +351,7 @@ impl Session {
     }
 
     /// Takes a packet or a run that came, of a lane that `has_place` says yes to.
-    pub fn poll_frame(&mut self, has_place: impl Fn(Vl) -> bool) -> Option<Crossing> {
+    pub fn poll_crossing(&mut self, has_place: impl Fn(Vl) -> bool) -> Option<Crossing> {
         if has_place(Vl::MANAGEMENT)
             && let Some(frame) = self.arrived_management.pop_front()
         {

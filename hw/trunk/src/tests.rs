@@ -127,7 +127,7 @@ impl Pair {
 
     /// Takes a packet that came to one end.
     fn take(&mut self, end: usize, has_place: impl Fn(Vl) -> bool) -> Option<Frame> {
-        match self.ends[end].poll_frame(has_place)? {
+        match self.ends[end].poll_crossing(has_place)? {
             Crossing::Packet(frame) => Some(frame),
             Crossing::Run(run) => panic!("{run:?}"),
         }
@@ -206,7 +206,7 @@ fn a_run_has_one_header_and_one_payload_and_arrives_as_it_left() {
     assert_eq!(sent, expected);
 
     pair.ends[1].handle_bytes(pair.now, &sent);
-    let Some(Crossing::Run(arrived)) = pair.ends[1].poll_frame(|_| true) else {
+    let Some(Crossing::Run(arrived)) = pair.ends[1].poll_crossing(|_| true) else {
         panic!("no run");
     };
     let left = run(opcode, &behind);
@@ -238,7 +238,7 @@ fn a_run_takes_credits_of_its_lane_by_its_bytes() {
     let packets = |pair: &Pair| pair.ends[1].statistics().received_packets;
     assert_eq!(packets(&pair), 60 * (WINDOW / (full.len() as u64 + 20)));
     assert!(!pair.ends[0].has_place(lane(2)) && pair.ends[0].has_place(lane(3)));
-    while pair.ends[1].poll_frame(|_| true).is_some() {
+    while pair.ends[1].poll_crossing(|_| true).is_some() {
         pair.run();
     }
     assert_eq!(packets(&pair), pair.ends[0].statistics().sent_packets);
@@ -523,7 +523,7 @@ proptest! {
         let mut out = Vec::new();
         pair.ends[0].poll_transmit(&mut out, usize::MAX);
         prop_assert!(out.len() <= MAX_BODY + 16);
-        while pair.ends[0].poll_frame(|_| true).is_some() {}
+        while pair.ends[0].poll_crossing(|_| true).is_some() {}
     }
 
     #[test]
@@ -541,7 +541,7 @@ proptest! {
         let record = header(2, mtu, vl, u32::try_from(body.len()).unwrap());
         let mut pair = Pair::open();
         pair.ends[0].handle_bytes(pair.now, &[record, body].concat());
-        match pair.ends[0].poll_frame(|_| true) {
+        match pair.ends[0].poll_crossing(|_| true) {
             Some(Crossing::Run(mut run)) => {
                 let mut payload = 0;
                 loop {
