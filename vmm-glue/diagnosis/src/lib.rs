@@ -48,4 +48,4 @@ pub use snapshot::{
     ERRORS_COUNT, ForeignPeer, Memory, Offer, PKeyTable, Pf, PfPort, Program, RECENT, SLOW_MEMORY,
     SLOW_MEMORY_REMEMBERED, SlowMemory, Snapshot, Stall, Vf, VfPort, Vmm,
 };
-pub use subnet::{Dropped, Extent, Node, NodeKind, Port, PortAt, Subnet, Way};
+pub use subnet::{Dropped, Extent, Node, NodeKind, Port, PortAt, Subnet, Trunk, Way};

@@ -47,6 +47,17 @@ pub struct Subnet {
     pub ways: BTreeMap<[PortAt; 2], Way>,
     /// Faults that the service makes by order, by their links (indices of `links`), in the words of `vhca set link`.
     pub planned: BTreeMap<usize, String>,
+    /// Trunks to fabrics of other services, by their ports here.
+    pub trunks: BTreeMap<PortAt, Trunk>,
+}
+
+/// A trunk to the fabric of another service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trunk {
+    /// The way to the other end, as the option has it.
+    pub way: String,
+    /// The site at the other end, or the reason for which the trunk is down.
+    pub peer: Result<String, String>,
 }
 
 /// Way of packets from one port to the LID of another, as links and forwarding tables are.

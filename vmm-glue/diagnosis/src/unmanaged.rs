@@ -10,6 +10,34 @@ use crate::{m_keys, managers};
 /// Unicast LIDs of a subnet (IBA 4.1.3): 0x0001 to 0xbfff.
 const UNICAST_LIDS: u32 = 0xbfff;
 
+/// Returns the fault of a port whose subnet manager can only be behind a trunk.
+fn beyond_trunks(subnet: &Subnet, fault: Fault) -> Fault {
+    let down = subnet.trunks.iter().find_map(|(at, trunk)| {
+        let reason = trunk.peer.as_ref().err()?;
+        Some((subnet.port_name(*at), &trunk.way, reason))
+    });
+    if let Some((port, way, reason)) = down {
+        let summary = "the trunk to the fabric with the subnet manager is down";
+        return fault
+            .called("trunk_down", summary)
+            .seen(format!("trunk {port} ({way}): {reason}"))
+            .next("see whether the service at the other end runs, and its vhca show fabric");
+    }
+    let sites = subnet
+        .trunks
+        .values()
+        .filter_map(|trunk| trunk.peer.as_ref().ok());
+    let sites: Vec<&str> = sites.map(String::as_str).collect();
+    let sites = sites.join(", ");
+    fault
+        .seen(format!(
+            "trunks lead to {sites}, whose ports are not known here"
+        ))
+        .next(format!(
+            "see the subnet manager of {sites}, or start one at one site"
+        ))
+}
+
 /// Returns the reason for which no subnet manager has given a port a LID, or activated it, though its link is up.
 pub(crate) fn why(on: OnPort<'_>, has_lid: bool) -> Fault {
     let (subnet, at) = (on.subnet(), on.at());
@@ -41,6 +69,7 @@ pub(crate) fn why(on: OnPort<'_>, has_lid: bool) -> Fault {
     let Some(sm) = subnet.manager_near(at) else {
         return match managers::cut_off(subnet, at) {
             Some(cut) => cut.called(code, summary),
+            None if !subnet.trunks.is_empty() => beyond_trunks(subnet, fault),
             None => fault
                 .seen("no subnet manager runs where the port's packets get to (IsSM)")
                 .next(managers::start(subnet, at)),

@@ -89,15 +89,27 @@ impl Sm {
                 (switch.lft, switch.mft) = (old.lft, old.mft);
             }
         }
+        // A port without the LID that it had was reset, as by a node that is off and on again between two sweeps: its tables are gone.
+        let lost = new
+            .end_ports()
+            .filter(|(_, port)| port.info.lid == Lid::NONE);
+        let lost: BTreeSet<Guid> = lost.map(|(_, port)| port.guid).collect();
+        let known = self.topology.end_ports();
+        let known =
+            known.filter(|(_, port)| port.info.lid == Lid::NONE || !lost.contains(&port.guid));
+        let still: BTreeSet<Guid> = known.map(|(_, port)| port.guid).collect();
         let old_ports: BTreeSet<Guid> = self.topology.end_ports().map(|(_, p)| p.guid).collect();
         let new_ports: BTreeSet<Guid> = new.end_ports().map(|(_, p)| p.guid).collect();
-        for gone in old_ports.difference(&new_ports) {
+        for gone in old_ports
+            .iter()
+            .filter(|port| !new_ports.contains(port) || !still.contains(port))
+        {
             self.appeared.remove(gone);
             // The SA forgets them as well.
             self.guids.retain(|(port, _), _| port != gone);
             self.event(SmEvent::PortVanished(*gone));
         }
-        self.appeared.extend(new_ports.difference(&old_ports));
+        self.appeared.extend(new_ports.difference(&still));
         // A switch that was away may have lost its tables; so has one whose top is not ours.
         let last = self.topology.last_lid();
         self.programmed.retain(|guid, _| {

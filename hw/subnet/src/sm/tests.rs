@@ -473,6 +473,23 @@ fn a_group_is_routed_when_it_is_set_and_unrouted_when_it_ends() {
 }
 
 #[test]
+fn a_port_that_was_reset_between_two_sweeps_is_a_new_one() {
+    let mut world = managed();
+    world.events(0);
+    let guid = Guid::new(0x111);
+    let info = &mut world.fabric.port_mut((1, 1)).info;
+    info.lid = Lid::NONE;
+    info.set_port_state(PortState::INIT);
+    world.trap(0, 3, TrapNumber::LINK_STATE_CHANGED);
+    world.run(1);
+    let events = world.events(0);
+    let told = [SmEvent::PortVanished(guid), SmEvent::PortAppeared(guid)];
+    let told = told.map(|event| events.iter().position(|seen| *seen == event));
+    assert!(told[0].is_some() && told[0] < told[1], "{events:?}");
+    world.assert_all_reachable();
+}
+
+#[test]
 fn alias_guids_are_written_to_the_port() {
     let mut world = managed();
     let guids = [0x101, 5, 0, 0, 0, 0, 0, 0].map(Guid::new);

@@ -16,6 +16,7 @@ use vf_proxy::{PciFunction, Personality, mlx4};
 use vf_tunnel::VfId;
 use vhca_control::protocol::Sockets;
 use vhca_control::{GuestAction, GuestReport, LinkFaults, Refusal, Right, VfChange};
+use vhca_diagnosis::Trunk;
 
 use super::attach_spec::{AttachSpec, LinuxSpec};
 use super::cables::{self, Cables};
@@ -60,6 +61,8 @@ pub struct Lab {
     pub(super) sa_probes: SaProbes,
     /// The programs that say that they are the subnet managers of ports, as far as their processes are known.
     pub(super) managers: BTreeMap<Endpoint, Pid>,
+    /// States of trunks, by their ports.
+    pub(super) trunks: BTreeMap<Endpoint, Trunk>,
     /// Memory that devices of guests without a quota of their own share, and programs.
     memory_pool: Arc<MemoryPool>,
     /// Notes that memory of a VMM became guarded.
@@ -135,6 +138,7 @@ impl Lab {
             cables: Cables::default(),
             sa_probes: SaProbes::default(),
             managers: BTreeMap::new(),
+            trunks: BTreeMap::new(),
             // The service itself, and the VMMs beside it, need the other half.
             memory_pool: Arc::new(MemoryPool::new(host_memory::most() / 2)),
             guard_notice: GuardNotice::default(),

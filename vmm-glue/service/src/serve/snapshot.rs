@@ -169,6 +169,9 @@ impl Lab {
         let states = states.filter_map(|(at, state)| Some((place(&ids, at)?, state)));
         subnet.sm_answers = states.collect();
         subnet.embedded = self.manager_port().and_then(|at| place(&ids, at));
+        let trunks = self.trunks.iter();
+        let trunks = trunks.filter_map(|(at, trunk)| Some((place(&ids, *at)?, trunk.clone())));
+        subnet.trunks = trunks.collect();
         let mut survey = Survey {
             fabric,
             ids,

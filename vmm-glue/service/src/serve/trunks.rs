@@ -300,6 +300,11 @@ impl Trunk {
         };
         if self.told.as_ref() != Some(&detail) {
             self.told = Some(detail.clone());
+            let facts = vhca_diagnosis::Trunk {
+                way: self.spec.way.to_string(),
+                peer: peer.clone().ok_or_else(|| detail.clone()),
+            };
+            turn.lab.trunks.insert(self.end.near(), facts);
             turn.announce(Announcement::Trunk {
                 port: self.spec.port.clone(),
                 way: self.spec.way.to_string(),
