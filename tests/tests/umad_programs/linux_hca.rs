@@ -107,7 +107,17 @@ fn changes_of_the_port_are_seen_in_files_that_are_open() {
 
 /// Options of a service that is attached to a bare node's port. Each look at sysfs is a connection to the outer service, which the
 /// sandbox forbids.
-const ATTACHED: [&str; 5] = ["--attach", "linux:vhca0/1", "--vfs", "4", "--no-sandbox"];
+const ATTACHED: [&str; 6] = [
+    "--attach",
+    "linux:vhca0/1",
+    "--vfs",
+    "4",
+    "--guests",
+    "--no-sandbox",
+];
+
+/// A group of guests of different services.
+const GROUP: &str = "ff12::1";
 
 /// Returns the port GUIDs of all VFs of a service, once all are up.
 fn guids_of_vfs_that_are_up(service: &live::Lab) -> BTreeSet<String> {
@@ -121,7 +131,7 @@ fn guids_of_vfs_that_are_up(service: &live::Lab) -> BTreeSet<String> {
 
 #[test]
 fn services_on_two_bare_nodes_give_their_vfs_guids_of_the_outer_subnet() {
-    let outer = live::Lab::serve(&["--bare", "H1-1,H2-1", "--vfs", "2"]);
+    let outer = live::Lab::serve(&["--bare", "H1-1,H2-1", "--vfs", "2", "--verbs"]);
     let inner = live::Lab::serve_on(&outer, "H1-1", &ATTACHED);
     let mut other = live::Lab::serve_on(&outer, "H2-1", &ATTACHED);
     let [guids, others] = [&inner, &other].map(guids_of_vfs_that_are_up);
@@ -130,6 +140,17 @@ fn services_on_two_bare_nodes_give_their_vfs_guids_of_the_outer_subnet() {
     let row = fabric.lines().find(|line| line.starts_with("vhca0"));
     let words: Vec<_> = row.unwrap().split_whitespace().take(3).collect();
     assert_eq!(words, ["vhca0", "linux", "0x0002c90300000300"], "{fabric}");
+
+    for service in [&inner, &other] {
+        service.told(&["guest", "all", "join", GROUP]);
+    }
+    for (sender, receiver, text) in [(&inner, &other, "one"), (&other, &inner, "two")] {
+        sender.told(&["guest", "1", "send", GROUP, text]);
+        receiver.wait_until(&["guest", "all", "status"], |status| {
+            let guests = status["guests"].as_array();
+            guests.is_some_and(|guests| guests.iter().all(|guest| guest["last"] == text))
+        });
+    }
 
     let (down, up) = (
         ["set", "link", "H1-1/1", "down"],

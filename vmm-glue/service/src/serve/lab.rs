@@ -160,7 +160,13 @@ impl Lab {
         let functions = Functions::new(linux_port::MAX_VFS, self.secrets.secret());
         let secret = self.secrets.secret();
         let world = self.world_mut();
-        let port = linux_port::Port::open(world.now(), spec, secret, functions.memory());
+        let port = linux_port::Port::open(
+            world.now(),
+            spec,
+            secret,
+            functions.memory(),
+            options.sandbox,
+        );
         let port = port.map_err(|error| LabError::Linux(spec.clone(), error))?;
         let started = world.add_outside_pf_host(&name, Box::new(port), functions, &config);
         let id = started.map_err(|error| LabError::Pf(name.clone(), error))?;
@@ -306,6 +312,12 @@ impl Lab {
             if let Some(memory) = &for_programs {
                 spec.memory = Box::new(memory.clone());
                 spec.quota.mrs = MAX_REGIONS;
+            }
+            let port = self.world_mut().outside_hca_mut::<linux_port::Port>(id);
+            if let Some(port) = port.filter(|_| offered.is_none() && for_programs.is_none()) {
+                let memory = port.vf_memory();
+                let failed = |error| LabError::Vf(name.to_owned(), vf, error);
+                spec.memory = memory.map_err(|error| failed(VfError::from(error)))?;
             }
             let added = if options.guests {
                 self.add_guest(id, vf, spec)

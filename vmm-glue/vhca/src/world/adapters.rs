@@ -18,8 +18,11 @@ pub trait OutsideHca: Hca + Any + Send + fmt::Debug {
     /// Does everything that is due. Returns `true` if there may be more to do at once.
     fn poll(&mut self, now: Instant) -> bool;
 
-    /// Returns when to poll the adapter at the latest; `None` once it is gone for good.
+    /// Returns when to poll the adapter at the latest; `None` if nothing is due by itself.
     fn poll_timeout(&self) -> Option<Instant>;
+
+    /// Returns `true` once the adapter is gone for good.
+    fn is_gone(&self) -> bool;
 }
 
 /// An adapter outside, and its functions.
@@ -112,7 +115,7 @@ impl Adapters {
     /// Returns the node that stands for an adapter outside which is gone.
     pub(super) fn gone(&self) -> Option<NodeId> {
         let mut outside = self.outside.iter();
-        let gone = outside.find(|(_, outside)| outside.hca.poll_timeout().is_none());
+        let gone = outside.find(|(_, outside)| outside.hca.is_gone());
         gone.map(|(node, _)| *node)
     }
 

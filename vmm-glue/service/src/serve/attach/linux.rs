@@ -13,7 +13,7 @@ use super::super::way_in::{Turn, WayIn};
 #[derive(Debug)]
 pub(crate) struct LinuxWay {
     host: HostId,
-    /// Descriptors of the umad files, in the order of their numbers.
+    /// Descriptors of the umad files and of events of libibverbs, in the order of their numbers.
     files: Vec<RawFd>,
 }
 
@@ -41,7 +41,7 @@ impl WayIn for LinuxWay {
         let Some(port) = turn.lab.world_mut().outside_hca_mut::<Port>(self.host) else {
             return;
         };
-        for (_, file) in port.files().descriptors() {
+        for (_, file) in port.descriptors() {
             turn.watches.add(&file, EventSet::IN);
             self.files.push(file.as_raw_fd());
         }

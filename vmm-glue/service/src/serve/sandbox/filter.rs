@@ -171,6 +171,9 @@ const WITH_MODE_HERE: &[(c_long, u8)] = &[];
 #[cfg(not(target_arch = "x86_64"))]
 const LATER_WITH_MODE_HERE: &[(c_long, u8)] = &[];
 
+/// Commands to an adapter of the host by its open file (`RDMA_VERBS_IOCTL`).
+const RDMA_VERBS: u64 = 0xc018_1b01;
+
 /// Confines all threads of this process.
 pub(super) fn confine(needs: &Needs) -> Result<(), SandboxError> {
     let Ok(arch) = TargetArch::try_from(ARCH) else {
@@ -235,6 +238,9 @@ fn listed(needs: &Needs, arch: TargetArch) -> Result<BpfProgram, seccompiler::Er
     let mut requests = Vec::new();
     for request in [libc::FIONBIO, libc::FIOCLEX, libc::TCGETS, libc::TIOCGWINSZ] {
         requests.push(argument(1, equal.clone(), request)?);
+    }
+    if needs.verbs {
+        requests.push(argument(1, equal.clone(), RDMA_VERBS)?);
     }
     rules.insert(libc::SYS_ioctl, requests);
     // The names of threads, and of memory that the C library sets apart.

@@ -48,6 +48,8 @@ pub(super) struct Needs {
     pub(super) ibsim: bool,
     /// `true` if it attaches to a simulator, and opens sockets for VFs that come with that.
     pub(super) attach: bool,
+    /// `true` if it has an adapter of the host by libibverbs.
+    pub(super) verbs: bool,
 }
 
 impl Needs {
@@ -67,6 +69,7 @@ impl Needs {
             udp,
             ibsim: !options.ibsim.is_empty(),
             attach,
+            verbs: options.attach.iter().any(|spec| spec.linux().is_some()),
         }
     }
 }
