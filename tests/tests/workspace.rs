@@ -207,6 +207,7 @@ const MAY_TEST_WITH: &[(&str, &[&str])] = &[
     ("vhca-device", &["emulated-hca", "ib-wire"]),
     ("vhca", &["mlx4-defs", "mlx4-driver"]),
     ("vhca-vfio-user", &["emulated-hca", "ib-wire"]),
+    ("vhca-trunk", &["ib-wire"]),
 ];
 
 /// Packages that may own file descriptors, threads and clocks.
@@ -216,6 +217,7 @@ const MAY_DO_IO: &[&str] = &[
     "vhca-control",
     "vhca-receiver",
     "vhca-vfio-user",
+    "vhca-trunk",
     "vhca-service",
     "vhca-exercises",
     "vhca-command",

@@ -2,6 +2,7 @@
 //!
 //! [`TrunkListener`] accepts connections, and [`Door`] makes them; a [`Carrier`] has one, and carries the bytes of a
 //! [`Session`](ib_trunk::Session) over it.
+#![forbid(unsafe_code)]
 
 mod address;
 mod carrier;

@@ -60,7 +60,7 @@ impl TrunkListener {
     }
 }
 
-/// Binds a Unix socket, in place of one at which nobody listens.
+/// Binds a Unix socket, in place of one that is left over.
 fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
