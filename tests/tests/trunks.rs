@@ -465,3 +465,28 @@ fn senders_wait_in_turn_for_a_slow_stream_and_lose_nothing() {
         assert_eq!(ways, [Way::Whole; 2]);
     }
 }
+
+/// Its packets are on the lane that is full, as on any link: it ends with the trunk at the latest.
+#[test]
+fn a_stream_that_takes_nothing_holds_a_neighbour_up_no_longer_than_the_trunk_lasts() {
+    let (mut joined, ports) = Joined::with_vfs(7, true, [&[(1, 5), (2, 1)], &[(3, 1)]]);
+    let north = &ports[0];
+    let stopped: Vec<_> = north[..4]
+        .iter()
+        .map(|from| joined.join((0, *from), (1, ports[1][0])))
+        .collect();
+    let local = joined.join((0, north[4]), (0, north[5]));
+    joined.rate = 0;
+    for [a, b] in &stopped {
+        joined.post(a, SendOp::RdmaWrite(b.region.remote(0)), 0, MESSAGE);
+    }
+    joined.run_until(TICK, |_| false);
+    let [a, b] = &local;
+    joined.post(a, SendOp::RdmaWrite(b.region.remote(0)), 0, 4096);
+    let begun = joined.now;
+    // A look at completions lends the adapter, which keeps the fabric busy.
+    while joined.completed(a).is_empty() {
+        assert!(joined.now < begun + 2 * TIMEOUT, "{:?}", joined.now);
+        joined.run_until(TICK * 10, |_| false);
+    }
+}
