@@ -1,4 +1,4 @@
-//! Two fabrics that a trunk joins, in virtual time: one subnet, of which nothing tells where the trunk is.
+//! Two fabrics that a trunk joins, in virtual time: one subnet, whose packets do not show where the trunk is.
 #![expect(clippy::unwrap_used, reason = "a test fails where its surroundings do")]
 
 use emulated_hca::hca::Way;

@@ -131,7 +131,7 @@ impl Gateway {
         self.arrived.push_back((place, crossing));
     }
 
-    /// Has a packet or a run wait for the link. Its sender is not known.
+    /// Queues a packet or a run for the link. Its sender is not known.
     pub(crate) fn leave(&mut self, now: Instant, crossing: Crossing) {
         let crossing = match crossing {
             Crossing::Packet(frame) => Crossing::Packet(frame.without_source()),
@@ -210,7 +210,7 @@ impl Line {
         }
     }
 
-    /// Has a port wait on a lane.
+    /// Puts a port in line on a lane.
     pub(crate) fn join(&mut self, lane: Vl, from: Endpoint, now: Instant) {
         if self.next(lane).is_none() {
             self.note_free(lane, now);

@@ -111,7 +111,7 @@ pub struct Built {
 }
 
 impl Topology {
-    /// Gives nodes without a GUID of their own, as all of the built-in topologies are, GUIDs of a site: `guid` of numbers from 0 on.
+    /// Sets GUIDs of a site for nodes without a GUID of their own, as all of the built-in topologies are: `guid` of numbers from 0 on.
     /// Fabrics of several sites that are joined then have no GUID twice.
     ///
     /// # Errors

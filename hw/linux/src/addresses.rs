@@ -79,7 +79,7 @@ impl Addresses {
         }
     }
 
-    /// Gives an address out to an entry of the function's table, instead of the one that it has: the address of an identifier, or any
+    /// Assigns an address to an entry of the function's table, instead of the one that it has: the address of an identifier, or any
     /// that no entry has if the identifier is zero. Returns the identifier; `None` if there is no such address, or another entry has it.
     pub(crate) fn give(&mut self, entry: usize, wanted: Guid) -> Option<Guid> {
         if entry == 0 || entry >= self.given.len() {

@@ -63,7 +63,7 @@ pub struct LinuxHcaConfig {
 pub struct LinuxHca<F> {
     files: F,
     facts: Facts,
-    /// What takes the place of a subnet manager on RoCE.
+    /// Stand-in for a subnet manager on RoCE.
     roce: Option<Roce>,
     memory: Memory,
     addresses: Objects<(PdHandle, AddressVector)>,
@@ -140,7 +140,7 @@ impl<F: PortFiles> LinuxHca<F> {
         })
     }
 
-    /// Has data from now on, of a device whose regions are of these files. Before there are objects.
+    /// Adds data, of a device whose regions are of these files. To be called before there are objects.
     pub(crate) fn set_data(&mut self, data: Data, files: MappedFiles) {
         let device = data.device.clone();
         self.memory.set_host(HostMemoryOf { device, files });

@@ -237,7 +237,7 @@ fn find_path(addresses: &Addresses, mtu: Mtu, sa: &mut SaMad) -> Result<(), MadS
     Ok(())
 }
 
-/// Gives addresses out to entries of the function's table, takes them back, or shows them.
+/// Assigns addresses to entries of the function's table, takes them back, or shows them.
 fn guids(addresses: &mut Addresses, sa: &mut SaMad) -> Result<(), MadStatus> {
     let mut record: GuidInfoRecord = sa.record();
     let has = |mask| sa.component_mask.contains(mask);

@@ -68,7 +68,7 @@ impl fmt::Display for SiteName {
     }
 }
 
-/// What one end says of itself.
+/// Description of one end of a trunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// Its site.

@@ -19,7 +19,7 @@ use vf_tunnel::VfId;
 use super::linux_hca::{open, wait_for_files};
 use crate::world::vf_spec;
 
-/// What a program of tests returns.
+/// Result of a program of tests.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// MADs that a VF's port holds each way.

@@ -96,7 +96,7 @@ impl Carrier {
         self.sent < self.waiting.len()
     }
 
-    /// Gives the socket back.
+    /// Returns the socket.
     #[must_use]
     pub fn into_socket(self) -> OwnedFd {
         self.socket

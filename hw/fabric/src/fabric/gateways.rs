@@ -1,4 +1,4 @@
-//! How packets and runs leave and enter the fabric by gateways.
+//! Packets and runs that leave or enter the fabric by gateways.
 
 use ib_wire::Vl;
 
@@ -12,8 +12,8 @@ impl<D: EndNode> Fabric<D> {
     ///
     /// A gateway is the simplest of nodes: it has one port, which trains as any other, and no agent, no state of its own and
     /// no checks. Whatever arrives at it, SMPs on VL15 with their directed routes included, waits to be taken as it was on the
-    /// wire ([`Fabric::take_from`]), and what it is given goes onto the wire as it is ([`Fabric::send_from`]). So whoever
-    /// stands behind it can play any part towards the port at the near end: its peers, and its subnet manager.
+    /// wire ([`Fabric::take_from`]), and what it is given goes onto the wire as it is ([`Fabric::send_from`]). So its owner
+    /// can play any part towards the port at the near end: its peers, and its subnet manager.
     pub fn add_gateway(&mut self, description: &str, port: PortConfig) -> NodeId {
         self.add(Body::Gateway(Box::new(Gateway::new(description, port))))
     }
@@ -142,7 +142,7 @@ impl<D: EndNode> Fabric<D> {
         Some(false)
     }
 
-    /// Has the ports served whose runs have waited for HOQLife, without a place that was free.
+    /// Serves the ports whose runs have waited for HOQLife, without a place that was free.
     pub(super) fn check_line(&mut self, near: Endpoint, lane: Vl) {
         let now = self.now;
         let life = self.port(near).and_then(PhysicalPort::head_of_queue_life);
@@ -178,7 +178,7 @@ impl<D: EndNode> Fabric<D> {
         }
     }
 
-    /// Has the port served whose run is the next to enter a gateway on a lane.
+    /// Serves the port whose run is the next to enter a gateway on a lane.
     fn call_next(&mut self, gateway: NodeId, lane: Vl) {
         let next = self
             .gateway_mut(gateway)

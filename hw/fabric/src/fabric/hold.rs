@@ -1,4 +1,4 @@
-//! How packets wait in switches for places on the links behind their outputs.
+//! Packets that wait in switches for places on the links behind their outputs.
 
 use std::sync::Arc;
 
@@ -177,7 +177,7 @@ impl<D: EndNode> Fabric<D> {
         direction.is_some_and(|id| self.direction(id).open().contains(lane))
     }
 
-    /// Has a switch served when a lane of an output has a place, if packets wait for one.
+    /// Serves a switch when a lane of an output has a place, if packets wait for one.
     fn await_place(&mut self, out: Endpoint, lane: Vl) {
         let switch = self.switch_mut(out.node);
         let waits = switch.is_some_and(|s| s.holding.head_since((out.port, lane)).is_some());

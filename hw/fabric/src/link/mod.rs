@@ -167,7 +167,7 @@ impl Link {
             && direction.free_at <= now
     }
 
-    /// Gives a packet that a side sends a place.
+    /// Takes a place for a packet that a side sends.
     pub(crate) fn take_place(&mut self, side: usize, lane: Vl) {
         self.change_places(side, lane, |places| places + 1);
     }

@@ -25,7 +25,7 @@ pub(crate) struct Waiting {
     pub(crate) place: Option<Arc<Place>>,
 }
 
-/// What a switch does with a packet for an output.
+/// Verdict of a switch on a packet for an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Passage {
     /// It leaves if there is a place.
@@ -43,7 +43,7 @@ struct Queue {
     inputs: BTreeMap<PortNum, VecDeque<Waiting>>,
     /// The input whose oldest packet is at the head of the queue.
     turn: PortNum,
-    /// When that packet came to the head.
+    /// Time at which that packet came to the head.
     head_since: Instant,
     /// The timer that watches the head.
     timer: Option<TimerKey>,
@@ -149,7 +149,7 @@ impl Holding {
         core::mem::replace(&mut queue.timer, timer)
     }
 
-    /// Notes that a packet left by an output. Returns the timer that has nothing to watch any more.
+    /// Notes that a packet left by an output. Returns the timer that has nothing left to watch.
     pub(crate) fn sent(&mut self, output: Output) -> Option<TimerKey> {
         let queue = self.queues.get_mut(&output)?;
         queue.expired = 0;

@@ -24,7 +24,7 @@ pub(crate) struct Switch {
     pub(crate) node: Node,
     /// The queue pairs of the software on port 0, if there is any.
     pub(crate) port0: Option<Port0>,
-    /// What waits for places on the links.
+    /// Packets that wait for places on the links.
     pub(crate) holding: Holding,
 }
 

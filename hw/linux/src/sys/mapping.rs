@@ -103,7 +103,7 @@ impl Mapping {
             .ok()
     }
 
-    /// Gives pages back, which then are zero again.
+    /// Returns pages to the system; they are zero again then.
     pub(crate) fn discard(&self, offset: u64, len: usize) {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let range = (libc::off_t::try_from(offset), libc::off_t::try_from(len));

@@ -99,7 +99,7 @@ pub(crate) struct Request<'a> {
     pub(crate) remote: Remote<'a>,
 }
 
-/// What a queue pair is made of.
+/// Specification of a queue pair.
 #[derive(Debug)]
 pub(crate) struct Parts {
     pub(crate) pd: Arc<ProtectionDomain>,

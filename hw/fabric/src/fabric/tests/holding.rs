@@ -122,7 +122,7 @@ impl Net {
         }
     }
 
-    /// What a host has received so far: senders and numbers.
+    /// Packets that a host has received so far: senders and numbers.
     fn arrived(&self, host: usize) -> Vec<(u8, u8)> {
         let inbox = &self
             .bench
