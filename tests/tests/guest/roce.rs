@@ -71,7 +71,7 @@ vf:2: path true, nodes 0, answers 40
             &format!("linux_data rxe0 1 {role} /tmp/own /tmp/peer"),
         );
     }
-    let mut own = |guest: &mut Guest| {
+    let own = |guest: &mut Guest| {
         guest.wait_until(LIMIT, "[ -s /tmp/own ] && cat /tmp/own", |text| {
             text.ends_with('\n')
         })
