@@ -86,11 +86,6 @@ pub const KNOWN_FAULTS: &[KnownFault] = &[
         "down",
         "the node of a simulator that the port stands for is not attached",
     ),
-    known(
-        "trunk_down",
-        "down",
-        "the trunk to the fabric of another service is down, behind which the subnet manager is",
-    ),
     known("link_down", "down", "the physical link is down"),
     known(
         "link_flapping",

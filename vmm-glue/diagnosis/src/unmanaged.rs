@@ -17,9 +17,7 @@ fn beyond_trunks(subnet: &Subnet, fault: Fault) -> Fault {
         Some((subnet.port_name(*at), &trunk.way, reason))
     });
     if let Some((port, way, reason)) = down {
-        let summary = "the trunk to the fabric with the subnet manager is down";
         return fault
-            .called("trunk_down", summary)
             .seen(format!("trunk {port} ({way}): {reason}"))
             .next("see whether the service at the other end runs, and its vhca show fabric");
     }

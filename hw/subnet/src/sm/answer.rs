@@ -42,8 +42,6 @@ impl Sm {
         let notice = *mad.view::<LidRoutedSmp>().attribute::<Notice>();
         if !self.traps.admit(now, from.lid, notice.trap_number) {
             self.stats.noisy_traps += 1;
-            // The change may have come amid a sweep, which cleared SwitchInfo:PortStateChange: no light sweep would find it.
-            self.is_noisy |= trap::calls_for_sweep(&notice);
             return;
         }
         self.sweep_wanted |= trap::calls_for_sweep(&notice);

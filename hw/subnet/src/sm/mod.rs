@@ -130,8 +130,6 @@ pub struct Sm {
     read_back_wanted: bool,
     /// The sweep under way left something undone.
     trouble: bool,
-    /// Traps that call for a sweep came too often to be acted upon at once.
-    is_noisy: bool,
     /// Ports that appeared in the sweep under way.
     appeared: BTreeSet<Guid>,
     next_check: Instant,
@@ -166,7 +164,6 @@ impl Sm {
             sweep_wanted: true,
             read_back_wanted: false,
             trouble: false,
-            is_noisy: false,
             appeared: BTreeSet::new(),
             next_check: Instant::ZERO,
             act_count: 0,
@@ -385,7 +382,7 @@ impl Sm {
                 self.poll_master();
             }
             SmState::NOT_ACTIVE => self.next_check = Instant::FAR_FUTURE,
-            _ if self.trouble || core::mem::take(&mut self.is_noisy) => self.sweep_wanted = true,
+            _ if self.trouble => self.sweep_wanted = true,
             _ => self.start_light_sweep(now),
         }
     }

@@ -294,11 +294,6 @@ fn a_flood_of_traps_does_not_keep_the_manager_sweeping() {
     }
     assert_eq!(world.sm(0).stats().noisy_traps, 90);
     assert_eq!(world.sm(0).stats().heavy_sweeps, 11);
-    // The last change is seen all the same, with the next look at the subnet.
-    world.run(10_000);
-    assert_eq!(world.sm(0).stats().heavy_sweeps, 12);
-    world.run(20_000);
-    assert_eq!(world.sm(0).stats().heavy_sweeps, 12);
 }
 
 #[test]

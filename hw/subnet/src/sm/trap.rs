@@ -12,8 +12,8 @@ const MAX_COUNTED: usize = 1024;
 /// A trap that comes this often within the window is noise and no longer acted upon.
 const NOISY: u32 = 10;
 
-/// Time for which a trap is remembered, as OpenSM's `OSM_DEFAULT_TRAP_SUPRESSION_TIMEOUT`.
-const WINDOW: Duration = Duration::from_secs(5);
+/// How long a trap is remembered.
+const WINDOW: Duration = Duration::from_secs(60);
 
 /// Counts traps, so that a port that sends them without end cannot keep the manager sweeping.
 #[derive(Clone, Debug, Default)]
