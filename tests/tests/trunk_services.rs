@@ -99,7 +99,7 @@ fn a_site_that_is_killed_or_stands_still_comes_back_as_it_was() {
     let mut sites = Sites::new();
     let guids = sites.southern_guids();
     let full = std::env::var_os("VHCA_FULL").is_some();
-    for round in 0..if full { 200 } else { 10 } {
+    for round in 0..if full { 200 } else { 4 } {
         sites.south.service().signal("KILL");
         let is_gone = || (nodes(&sites.north, "mgmt").len() == 8).then_some(());
         wait_for(PATIENCE, is_gone).unwrap_or_else(|| panic!("round {round}"));
