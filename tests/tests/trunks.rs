@@ -89,7 +89,7 @@ impl Site {
         held.collect()
     }
 
-    /// Returns the packets that were dropped, and those that were sent again.
+    /// Returns the numbers of dropped and of repeated packets.
     fn losses(&self) -> (u64, u64) {
         let fabric = self.world.fabric();
         let nodes = fabric.nodes().filter_map(|(id, _)| fabric.node(id));

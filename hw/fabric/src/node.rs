@@ -101,7 +101,7 @@ pub trait EndNode: fmt::Debug {
     fn receive(&mut self, now: Instant, port: PortNum, frame: Frame);
 
     /// Returns the next packet to send on a port, of those on some lanes. The fabric asks with the lanes on which the link
-    /// has places, so what waits here is back-pressure.
+    /// has places, so packets that wait here hold their senders back.
     fn poll_transmit_on(&mut self, now: Instant, port: PortNum, lanes: Lanes) -> Option<Frame>;
 
     /// Returns the next packet to send on a port, on any lane.

@@ -10,7 +10,7 @@ use ib_wire::{
 use crate::link::widest;
 use crate::{PortConfig, PortCounters};
 
-/// Largest HOQLife that ends, 2.1 s: packets wait for ever with a larger one.
+/// Largest HOQLife that ends, 2.1 s: with a larger one packets wait without end.
 const LONGEST_HOQ_LIFE: u8 = 19;
 
 /// A port of a channel adapter or a switch.

@@ -46,7 +46,7 @@ fn frame(lane: Vl, payload: &[u8]) -> Frame {
     Frame::new(&buffer[..length])
 }
 
-/// Returns what is behind the record's header of a run with this opcode: the headers, and what follows them.
+/// Splits the body of a run's record, by its opcode, into the headers and the payload.
 fn run_body(opcode: BthOpcode, behind: &[u8]) -> Vec<u8> {
     let [lrh, bth] = run_headers(opcode);
     [lrh, bth, behind.to_vec()].concat()

@@ -6,7 +6,7 @@
 //!
 //! Two of these programs exchange their addresses by the files OWN and PEER. The one that asks sends messages to the other, writes to its
 //! memory and reads it back, and changes a number there; the one that answers checks what it got. Both destroy everything
-//! at the end and print what was done. An error is one line, with exit status 2.
+//! at the end and print their steps. An error is one line, with exit status 2.
 
 use std::collections::VecDeque;
 use std::process::ExitCode;

@@ -12,7 +12,7 @@ impl<D: EndNode> Fabric<D> {
     ///
     /// A gateway is the simplest of nodes: it has one port, which trains as any other, and no agent, no state of its own and
     /// no checks. Whatever arrives at it, SMPs on VL15 with their directed routes included, waits to be taken as it was on the
-    /// wire ([`Fabric::take_from`]), and what it is given goes onto the wire as it is ([`Fabric::send_from`]). So its owner
+    /// wire ([`Fabric::take_from`]), and a packet that it is given goes onto the wire as it is ([`Fabric::send_from`]). So its owner
     /// can play any part towards the port at the near end: its peers, and its subnet manager.
     pub fn add_gateway(&mut self, description: &str, port: PortConfig) -> NodeId {
         self.add(Body::Gateway(Box::new(Gateway::new(description, port))))
@@ -25,7 +25,7 @@ impl<D: EndNode> Fabric<D> {
         }
     }
 
-    /// Whether a node is a gateway.
+    /// Returns `true` if a node is a gateway.
     #[must_use]
     pub fn is_gateway(&self, node: NodeId) -> bool {
         let slot = self.slots.get(node.index());
@@ -107,7 +107,7 @@ impl<D: EndNode> Fabric<D> {
     }
 
     /// Returns `true` if a run may enter a gateway now, `false` if it is to wait, or `None` if it has waited long enough: no place
-    /// has been free for HOQLife, and switches on the way are to discard its packets.
+    /// has been free for HOQLife, and the switches on the way discard its packets.
     pub(super) fn may_enter(
         &mut self,
         from: Endpoint,

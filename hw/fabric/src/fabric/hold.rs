@@ -52,7 +52,7 @@ impl<D: EndNode> Fabric<D> {
         self.await_place(out, output.1);
     }
 
-    /// Sends what waits in a switch, as far as there are places. Returns how much work that was.
+    /// Sends the packets that wait in a switch, as far as there are places. Returns the amount of that work.
     pub(super) fn send_waiting(&mut self, node: NodeId) -> u32 {
         let mut done = 0;
         let (now, budget) = (self.now, self.budget());

@@ -69,10 +69,10 @@ impl Queue {
 
 /// The packets that wait in a switch, in a queue for each output and lane.
 ///
-/// An output takes one packet of each input in turn, by port number, and those of one input in order.
+/// An output takes one packet of each input in turn, by port number, and the packets of one input in order.
 #[derive(Debug, Default)]
 pub(crate) struct Holding {
-    /// Those with packets, and those that discarded one after which none has left.
+    /// Outputs with packets, and outputs that discarded a packet after which none has left.
     queues: BTreeMap<Output, Queue>,
 }
 

@@ -290,7 +290,7 @@ impl<F: PortFiles> LinuxHca<F> {
             14 => AsyncEvent::SrqError(SrqHandle(raised.object)),
             15 => AsyncEvent::SrqLimitReached(SrqHandle(raised.object)),
             16 => AsyncEvent::LastWqeReached(qp),
-            // What is new about the port is in sysfs.
+            // The port's news are in sysfs.
             9..=13 | 18 if port == Some(raised.object) => return self.look(PortChange::empty()),
             17 if port == Some(raised.object) => return self.look(PortChange::CLIENT_REREGISTER),
             _ => return,

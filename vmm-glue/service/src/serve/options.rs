@@ -236,7 +236,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Returns the name of the service among those that trunks join, if it has trunks or was named.
+    /// Returns the name of the service among services that trunks join, if it has trunks or was named.
     ///
     /// # Errors
     /// [`LabError::NoSite`] if the machine's name is none for a site.
