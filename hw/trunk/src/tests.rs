@@ -46,7 +46,7 @@ fn frame(lane: Vl, payload: &[u8]) -> Frame {
     Frame::new(&buffer[..length])
 }
 
-/// Splits the body of a run's record, by its opcode, into the headers and the payload.
+/// Builds the body of a run's record with this opcode: its headers, and the bytes behind them.
 fn run_body(opcode: BthOpcode, behind: &[u8]) -> Vec<u8> {
     let [lrh, bth] = run_headers(opcode);
     [lrh, bth, behind.to_vec()].concat()
