@@ -15,9 +15,6 @@ pub trait Adapters {
     /// the next poll.
     fn hca(&mut self, node: NodeId, function: FunctionId) -> Option<Function<'_>>;
 
-    /// Returns a node's adapter; a switch's has no function. Packets sent through it leave with the next poll.
-    fn adapter(&mut self, node: NodeId) -> NodeAdapter<'_>;
-
     /// Returns the next function of a channel adapter that has events; see [`Device::poll_ready`]. The fabric does not serve
     /// the node for the question.
     fn poll_ready(&mut self, node: NodeId) -> Option<FunctionId>;
@@ -32,10 +29,6 @@ impl Adapters for Fabric {
         self.device_mut(node)?.function(function)
     }
 
-    fn adapter(&mut self, node: NodeId) -> NodeAdapter<'_> {
-        NodeAdapter { fabric: self, node }
-    }
-
     fn poll_ready(&mut self, node: NodeId) -> Option<FunctionId> {
         self.unserved_device_mut(node)?.poll_ready()
     }
@@ -47,28 +40,6 @@ impl Adapters for Fabric {
                 device.set_whole_runs(allowed);
             }
         }
-    }
-}
-
-/// A node's adapter, which its fabric lends.
-#[derive(Debug)]
-pub struct NodeAdapter<'f> {
-    fabric: &'f mut Fabric,
-    node: NodeId,
-}
-
-impl Adapter for NodeAdapter<'_> {
-    type Function<'a>
-        = Function<'a>
-    where
-        Self: 'a;
-
-    fn function(&mut self, id: FunctionId) -> Option<Function<'_>> {
-        self.fabric.hca(self.node, id)
-    }
-
-    fn poll_ready(&mut self) -> Option<FunctionId> {
-        self.fabric.poll_ready(self.node)
     }
 }
 

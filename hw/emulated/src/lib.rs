@@ -27,7 +27,7 @@
 mod adapters;
 pub mod hca;
 
-pub use adapters::{Adapters, Fabric, NodeAdapter};
+pub use adapters::{Adapters, Fabric};
 pub use ib_fabric::{
     BadKey, Built, ChannelAdapter, DropCounters, DropReason, Dropped, EndNode, Endpoint,
     FabricError, Fault, FaultCounters, FaultPlan, FaultRule, Frame, FrameWriter, HcaConfig, Lanes,
