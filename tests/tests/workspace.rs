@@ -46,6 +46,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "ibsim-link",
         &["hca-api", "ib-wire", "ib-vtime", "ib-endpoint", "ib-fabric"],
     ),
+    ("ib-ipoib", &["ib-wire", "ib-vtime"]),
     ("ib-trunk", &["hca-api", "ib-wire", "ib-vtime", "ib-fabric"]),
     ("linux-abi", &["hca-api", "ib-wire"]),
     (

@@ -27,6 +27,7 @@ pub mod layout;
 pub mod cm;
 pub mod devmgt;
 mod id;
+pub mod ipoib;
 pub mod mad;
 pub mod notice;
 pub mod packet;

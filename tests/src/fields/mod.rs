@@ -62,6 +62,7 @@ macro_rules! fields {
 
 mod cm;
 mod gmp;
+mod ipoib;
 mod packet;
 mod sa;
 mod smp;
@@ -175,6 +176,7 @@ pub fn layouts() -> impl Iterator<Item = &'static Layout> {
         gmp::LAYOUTS,
         sa::LAYOUTS,
         cm::LAYOUTS,
+        ipoib::LAYOUTS,
     ]
     .into_iter()
     .flatten()

@@ -1,5 +1,6 @@
 //! MCMemberRecord: joining, leaving and looking up multicast groups.
 
+use ib_wire::ipoib::{LINK_LOCAL, SIGNATURE_IPV4, SIGNATURE_IPV6, broadcast_mgid};
 use ib_wire::mad::{MadStatus, Method};
 use ib_wire::notice::TrapNumber;
 use ib_wire::sa::{JoinState, McMemberRecord, Selector};
@@ -13,12 +14,8 @@ use crate::partition::Partition;
 use crate::rate;
 use crate::topology::{Port, PortId};
 
-/// Signatures in bytes 2 and 3 of an MGID: IPoIB for IPv4 and IPv6 (RFC 4391), and the SA's own.
-const IPOIB_V4: u16 = 0x401b;
-const IPOIB_V6: u16 = 0x601b;
+/// The SA's own signature in bytes 2 and 3 of an MGID.
 const SA_ASSIGNED: u16 = 0xa01b;
-/// The link-local scope of an MGID.
-const LINK_LOCAL: u8 = 2;
 
 const INVALID: Refusal = Refusal::Status(MadStatus::SA_REQ_INVALID);
 
@@ -151,8 +148,9 @@ impl Sa {
         if !mgid.is_multicast() {
             return Err(INVALID);
         }
-        if matches!(signature, IPOIB_V4 | IPOIB_V6) {
-            let broadcast = broadcast_mgid(scope, u16::from_be_bytes([mgid.0[4], mgid.0[5]]));
+        if matches!(signature, SIGNATURE_IPV4 | SIGNATURE_IPV6) {
+            let broadcast =
+                broadcast_mgid(scope, PKey::new(u16::from_be_bytes([mgid.0[4], mgid.0[5]])));
             if mgid == broadcast {
                 return Ok(());
             }
@@ -233,7 +231,7 @@ impl Sa {
                 continue;
             };
             let pkey = PKey::new(partition.pkey.base() | 0x8000);
-            let mgid = broadcast_mgid(LINK_LOCAL, pkey.get());
+            let mgid = broadcast_mgid(LINK_LOCAL, pkey);
             let mut group = McMemberRecord {
                 mgid,
                 qkey: ipoib.qkey,
@@ -306,16 +304,6 @@ fn add_members(
         show(member, search)?;
     }
     Ok(())
-}
-
-/// The MGID of a partition's IPoIB broadcast group for IPv4 (RFC 4391, section 4).
-fn broadcast_mgid(scope: u8, pkey: u16) -> Gid {
-    let mut mgid = [0; 16];
-    (mgid[0], mgid[1]) = (0xff, 0x10 | scope);
-    mgid[2..4].copy_from_slice(&IPOIB_V4.to_be_bytes());
-    mgid[4..6].copy_from_slice(&pkey.to_be_bytes());
-    mgid[12..].fill(0xff);
-    Gid(mgid)
 }
 
 /// A PortGID by the default prefix means the subnet's own; any other prefix is unknown.

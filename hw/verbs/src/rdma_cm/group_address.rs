@@ -2,27 +2,14 @@
 
 use core::net::IpAddr;
 
+use ib_wire::ipoib::{LINK_LOCAL, SIGNATURE_IPV4, SIGNATURE_IPV6};
 use ib_wire::{Gid, PKey};
 
 use super::address::SocketAddress;
 use crate::abi::rdma_cm::PS_UDP;
 
-/// Signatures of IPoIB in an MGID (RFC 4391, section 4).
-const IPV4: u16 = 0x401b;
-const IPV6: u16 = 0x601b;
-
 /// Low byte of the signature of groups that datagram services of the RDMA CM have to themselves.
 const RDMA_CM: u8 = 0x01;
-
-/// Scope of the groups: that of the broadcast group, link-local.
-const LINK_LOCAL: u8 = 2;
-
-/// Returns the MGID of IPoIB's broadcast group.
-pub(super) fn broadcast_mgid(partition: PKey) -> Gid {
-    let mut bytes = front(IPV4, partition);
-    bytes[12..].fill(0xff);
-    Gid(bytes)
-}
 
 /// Returns the MGID that an address stands for; 0, with which the SA chooses one, for an address of 0.
 pub(super) fn mgid(address: &SocketAddress, port_space: u16, partition: PKey) -> Gid {
@@ -33,7 +20,7 @@ pub(super) fn mgid(address: &SocketAddress, port_space: u16, partition: PKey) ->
     let mut bytes = match ip {
         _ if ip.is_unspecified() => return Gid::NONE,
         IpAddr::V4(ip) => {
-            let mut bytes = front(IPV4, partition);
+            let mut bytes = front(SIGNATURE_IPV4, partition);
             bytes[12..].copy_from_slice(&ip.octets());
             // 28 bits count.
             bytes[12] &= 0x0f;
@@ -41,7 +28,7 @@ pub(super) fn mgid(address: &SocketAddress, port_space: u16, partition: PKey) ->
         }
         IpAddr::V6(ip) if is_from_sa(ip.octets()) => return Gid(ip.octets()),
         IpAddr::V6(ip) => {
-            let mut bytes = front(IPV6, partition);
+            let mut bytes = front(SIGNATURE_IPV6, partition);
             bytes[6..].copy_from_slice(&ip.octets()[6..]);
             bytes
         }
@@ -52,7 +39,7 @@ pub(super) fn mgid(address: &SocketAddress, port_space: u16, partition: PKey) ->
     Gid(bytes)
 }
 
-/// Returns the front of the MGID of an IP address.
+/// Returns the front of the MGID of an IP address, with the scope of the broadcast group.
 fn front(signature: u16, partition: PKey) -> [u8; 16] {
     let mut bytes = [0; 16];
     (bytes[0], bytes[1]) = (0xff, 0x10 | LINK_LOCAL);
@@ -71,6 +58,7 @@ mod tests {
     use super::super::address::{Address, IbAddress};
     use super::*;
     use crate::abi::rdma_cm::PS_IPOIB;
+    use ib_wire::ipoib::broadcast_mgid;
 
     #[test]
     fn addresses_of_groups_are_mapped_as_ipoib_and_the_rdma_cm_do() {
@@ -109,7 +97,7 @@ mod tests {
             ..IbAddress::default()
         });
         assert_eq!(mgid(&ib, PS_UDP, partition), gid);
-        let broadcast = broadcast_mgid(PKey::DEFAULT_FULL);
+        let broadcast = broadcast_mgid(LINK_LOCAL, PKey::DEFAULT_FULL);
         let everybody = SocketAddress::Ip(Address {
             ip: core::net::Ipv4Addr::BROADCAST.into(),
             port: 0,

@@ -8,12 +8,13 @@ use hca_api::UdAddress;
 use ib_endpoint::sa_client::{QueryId, StandingId, Wish};
 use ib_endpoint::{MadTransport, SaAnswer, SaError, SaRequest, group_destination};
 use ib_wire::Gid;
+use ib_wire::ipoib::{LINK_LOCAL, broadcast_mgid};
 use ib_wire::sa::{ComponentMask, JoinState, McMemberRecord};
 use zerocopy::IntoBytes;
 
 use super::address::SocketAddress;
 use super::attributes::ah_attr;
-use super::group_address::{broadcast_mgid, mgid};
+use super::group_address::mgid;
 use super::{CmHost, CmId, PS_IPOIB, Purpose, RdmaCm, count, read};
 use crate::abi::rdma_cm::{
     ADDRESS_SIZE, IP_ADDRESS_SIZE, IdAnswer, IdCommand, JoinIpMcast, JoinMcast, UdParam, cm_event,
@@ -217,7 +218,7 @@ impl RdmaCm {
             Broadcast::Known(_) => self.broadcast_learned(host, number),
             Broadcast::Unknown => {
                 let record = McMemberRecord {
-                    mgid: broadcast_mgid(host.partition()),
+                    mgid: broadcast_mgid(LINK_LOCAL, host.partition()),
                     ..McMemberRecord::default()
                 };
                 let request = SaRequest::get(&record, McMemberRecord::MGID);
