@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::process::Stdio;
 
+use tempfile::TempDir;
 use vhca_tests::live::{Lab, OpenSm, PATIENCE, Shim, wait_for};
 
 /// Returns the arguments of a service of two hosts with two VFs each, with a port of its first switch at the other's.
@@ -17,6 +18,8 @@ struct Sites {
     north: Lab,
     south: Lab,
     trunk: String,
+    /// The folder of its socket.
+    _folder: Option<TempDir>,
 }
 
 impl Sites {
@@ -37,6 +40,23 @@ impl Sites {
             north,
             south,
             trunk,
+            _folder: None,
+        }
+    }
+
+    /// A service without a subnet manager that listens, and one with a subnet manager that connects to it.
+    fn managed_from_the_south(peer: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("trunk");
+        let listen = format!("S1/5=listen:unix:{}{peer}", socket.display());
+        let north = Lab::serve(&arguments("north", "none", &listen));
+        let trunk = format!("S2/5=unix:{}", socket.display());
+        let south = Lab::serve(&arguments("south", "lite", &trunk));
+        Self {
+            north,
+            south,
+            trunk,
+            _folder: Some(folder),
         }
     }
 
@@ -147,4 +167,24 @@ fn trunks_that_cannot_be_are_refused_with_the_remedy() {
         assert_eq!(output.status.code(), Some(2), "{error}");
         assert!(error.contains(words), "{error}");
     }
+}
+
+#[test]
+fn a_host_behind_a_trunk_manages_nothing_unless_the_listener_says_so() {
+    let mut sites = Sites::managed_from_the_south("");
+    let taken = sites.north.service();
+    taken.wait_for_line("at site south, taken for a host", PATIENCE);
+    let refused = || {
+        let why = sites.north.ask(&["why", "H1-1/1"]);
+        let said = String::from_utf8_lossy(&why.stdout).into_owned();
+        said.contains("SMPs of south, which it takes for a host")
+            .then_some(said)
+    };
+    let said = wait_for(PATIENCE, refused).unwrap();
+    assert!(said.contains("peer=fabric"), "{said}");
+    let drops = sites.north.told(&["show", "drops"]);
+    assert!(drops.contains("foreign_smp"), "{drops}");
+    let sites = Sites::managed_from_the_south(",peer=fabric");
+    assert_eq!(sites.southern_guids().len(), 8);
+    assert_eq!(nodes(&sites.north, "H1-1").len(), 16);
 }

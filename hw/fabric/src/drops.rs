@@ -72,6 +72,10 @@ drop_reasons! {
     ForeignPath = "foreign_path",
     /// Received: from a queue pair that is not the peer of the connected one.
     ForeignPeer = "foreign_peer",
+    /// Forwarded: from a host that is not trusted, and the sender's LID is not behind that port.
+    ForeignSlid = "foreign_slid",
+    /// An SMP of a manager, from a host that is not trusted.
+    ForeignSmp = "foreign_smp",
     /// Received, or at a port with partition enforcement: the P_Key does not match.
     BadPKey = "bad_pkey",
     /// Received: the Q_Key does not match.

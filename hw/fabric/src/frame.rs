@@ -109,22 +109,17 @@ impl Frame {
         &mut Arc::make_mut(&mut self.buffer)[..self.len]
     }
 
-    /// Returns the queue pair that sent the packet, if it is of a connection and was sent by an adapter of this fabric. It is
-    /// `None` for datagrams, for packets from gateways and for those made of bytes alone.
+    /// Returns the queue pair that sent the packet, if it is of a connection and its sender is known. It is `None` for datagrams, for
+    /// packets made of bytes alone, and for packets of a gateway whose owner does not know it.
     #[must_use]
     pub const fn source(&self) -> Option<PacketSource> {
         self.source
     }
 
     /// Returns the frame as one that a queue pair of a connection sent.
-    pub(crate) fn sent_by(mut self, source: PacketSource) -> Self {
+    #[must_use]
+    pub fn sent_by(mut self, source: PacketSource) -> Self {
         self.source = Some(source);
-        self
-    }
-
-    /// Returns the frame as one whose sender is not known.
-    pub(crate) fn without_source(mut self) -> Self {
-        self.source = None;
         self
     }
 

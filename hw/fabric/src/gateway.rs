@@ -131,12 +131,8 @@ impl Gateway {
         self.arrived.push_back((place, crossing));
     }
 
-    /// Queues a packet or a run for the link. Its sender is not known.
+    /// Queues a packet or a run for the link.
     pub(crate) fn leave(&mut self, now: Instant, crossing: Crossing) {
-        let crossing = match crossing {
-            Crossing::Packet(frame) => Crossing::Packet(frame.without_source()),
-            Crossing::Run(run) => Crossing::Run(run.without_source()),
-        };
         let packets = crossing.packets();
         if self.leaving_packets < GATEWAY_DEPTH {
             self.leaving_packets += packets as usize;

@@ -42,6 +42,8 @@ pub struct PacketRun {
 /// Properties of a run's packets by which ports and switches decide and count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunHead {
+    /// LID of the sender.
+    pub slid: Lid,
     /// Destination LID.
     pub dlid: Lid,
     /// Service level.
@@ -146,9 +148,10 @@ impl PacketRun {
         whole.headers(self.template.service)
     }
 
-    /// Returns the run as one whose sender is not known.
-    pub(crate) const fn without_source(mut self) -> Self {
-        self.template.source = None;
+    /// Returns the run as one that a queue pair sent.
+    #[must_use]
+    pub const fn sent_by(mut self, source: PacketSource) -> Self {
+        self.template.source = Some(source);
         self
     }
 
@@ -203,6 +206,7 @@ impl PacketRun {
             (first + full).max(last + rest)
         };
         Some(RunHead {
+            slid: self.template.lrh.slid,
             dlid: self.template.lrh.dlid,
             sl: self.template.lrh.sl(),
             vl: self.template.lrh.vl(),

@@ -17,8 +17,24 @@ pub const MAX_SITE: usize = 63;
 const MAGIC: [u8; 8] = *b"VHCATRNK";
 const VERSION: u16 = 1;
 
-/// Feature of an end that takes runs of packets whole.
-const RUNS: u16 = 1 << 0;
+/// Optional parts of the protocol that an end has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Features(u16);
+
+impl Features {
+    /// Takes runs of packets whole.
+    const RUNS: u16 = 1 << 0;
+    /// Takes senders of packets of connections.
+    const SOURCES: u16 = 1 << 1;
+
+    pub(crate) const fn runs(self) -> bool {
+        self.0 & Self::RUNS != 0
+    }
+
+    pub(crate) const fn sources(self) -> bool {
+        self.0 & Self::SOURCES != 0
+    }
+}
 
 /// The name of a service whose fabric has trunks: letters, digits, `-`, `_` and `.`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -85,7 +101,7 @@ pub struct Hello {
 pub(crate) struct HelloBody {
     magic: [u8; 8],
     version: U16,
-    /// Optional parts of the protocol that the sender has: [`RUNS`].
+    /// [`Features`] of the sender.
     features: U16,
     largest_body: U32,
     node_guid: U64,
@@ -105,7 +121,7 @@ impl HelloBody {
         Self {
             magic: MAGIC,
             version: U16::new(VERSION),
-            features: U16::new(RUNS),
+            features: U16::new(Features::RUNS | Features::SOURCES),
             largest_body: U32::new(u32::try_from(crate::MAX_BODY).unwrap_or(u32::MAX)),
             node_guid: U64::new(hello.node_guid.get()),
             port: hello.port,
@@ -115,8 +131,8 @@ impl HelloBody {
         }
     }
 
-    /// Reads a hello. Returns with it whether its sender takes runs.
-    pub(crate) fn read(bytes: &[u8]) -> Result<(Hello, bool), CloseReason> {
+    /// Reads a hello.
+    pub(crate) fn read(bytes: &[u8]) -> Result<(Hello, Features), CloseReason> {
         // A later version may have a longer hello with the same beginning.
         let (body, _) = Self::read_from_prefix(bytes).map_err(|_| CloseReason::Version)?;
         if body.magic != MAGIC || body.version.get() != VERSION {
@@ -129,6 +145,6 @@ impl HelloBody {
             node_guid: Guid::new(body.node_guid.get()),
             port: body.port,
         };
-        Ok((hello, body.features.get() & RUNS != 0))
+        Ok((hello, Features(body.features.get())))
     }
 }

@@ -1,6 +1,8 @@
 //! Layout of records.
 
-use ib_wire::Vl;
+use hca_api::FunctionId;
+use ib_fabric::PacketSource;
+use ib_wire::{Qpn, Vl};
 use zerocopy::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -48,10 +50,50 @@ impl Kind {
     }
 }
 
-/// Flags of a packet's record.
+/// Flags of records of packets and runs.
 pub(crate) mod flag {
     /// The VCRC follows the packet, since it does not match.
     pub(crate) const BAD_VCRC: u8 = 1 << 0;
+    /// A [`SourceBody`](super::SourceBody) is in front of the packet, or the run.
+    pub(crate) const SOURCE: u8 = 1 << 7;
+}
+
+/// Sender of a packet of a connection, which no byte of the packet names. Network byte order.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(crate) struct SourceBody {
+    function: U16,
+    reserved: [u8; 2],
+    qpn: U32,
+}
+
+impl SourceBody {
+    pub(crate) fn new(source: PacketSource) -> Self {
+        Self {
+            function: U16::new(source.function.0),
+            reserved: [0; 2],
+            qpn: U32::new(source.qpn.get()),
+        }
+    }
+
+    /// Takes the sender from the front of a body, if the flags say that it is there.
+    ///
+    /// # Errors
+    /// [`CloseReason::Garbage`] for a body that is too short, and for a number that no queue pair has.
+    pub(crate) fn take(
+        flags: u8,
+        body: &[u8],
+    ) -> Result<(Option<PacketSource>, &[u8]), CloseReason> {
+        if flags & flag::SOURCE == 0 {
+            return Ok((None, body));
+        }
+        let (source, rest) = Self::read_from_prefix(body).map_err(|_| CloseReason::Garbage)?;
+        let source = PacketSource {
+            function: FunctionId(source.function.get()),
+            qpn: Qpn::new(source.qpn.get()).ok_or(CloseReason::Garbage)?,
+        };
+        Ok((Some(source), rest))
+    }
 }
 
 /// The header of a record. Network byte order.

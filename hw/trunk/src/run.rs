@@ -1,7 +1,7 @@
 //! Bodies of records of runs.
 //!
 //! A run has the headers of one packet that stands for all of its packets, with the whole payload behind them and without pad bytes and
-//! checksums. The flags of the record are the code of the path MTU by which the packets are cut, as PortInfo has it (IBA 14.2.5.6).
+//! checksums. The flags of the record are the code of the path MTU by which the packets are cut, as PortInfo has it (IBA 14.2.5.6), beside the flag of a sender in front.
 
 use ib_fabric::{MAX_GATEWAY_RUN, PacketRun};
 use ib_wire::Mtu;
@@ -17,8 +17,8 @@ pub(crate) fn length(run: &PacketRun) -> Option<usize> {
     Some(fixed + run.headers()?.extended().len() + run.payload().len())
 }
 
-/// Appends the record of a run.
-pub(crate) fn put(out: &mut Vec<u8>, run: &PacketRun) {
+/// Appends the record of a run, with the bytes of its sender in front and the flag for them.
+pub(crate) fn put(out: &mut Vec<u8>, run: &PacketRun, (source, flag): (&[u8], u8)) {
     let Some(headers) = run.headers() else {
         return;
     };
@@ -31,6 +31,7 @@ pub(crate) fn put(out: &mut Vec<u8>, run: &PacketRun) {
     packet.bth.set_pad_count(0);
     let lane = packet.lrh.vl();
     let parts = [
+        source,
         packet.lrh.as_bytes(),
         packet.grh.as_ref().map_or(&[][..], IntoBytes::as_bytes),
         packet.bth.as_bytes(),
@@ -40,7 +41,7 @@ pub(crate) fn put(out: &mut Vec<u8>, run: &PacketRun) {
     put_on(
         out,
         Kind::Run,
-        run.template().pmtu.code().get(),
+        flag | run.template().pmtu.code().get(),
         lane,
         &parts,
     );

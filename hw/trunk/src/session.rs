@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use ib_fabric::{Crossing, Frame, PacketRun};
+use ib_fabric::{Crossing, Frame, PacketRun, PacketSource};
 use ib_vtime::{Duration, Instant};
 use ib_wire::Vl;
 use ib_wire::packet::{VCRC_SIZE, crc};
@@ -11,11 +11,11 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::close::CloseReason;
 use crate::credit::{Allowance, Room};
-use crate::hello::{Hello, HelloBody};
+use crate::hello::{Features, Hello, HelloBody};
 use crate::incoming::Incoming;
 use crate::record::{
-    CloseBody, CreditBody, DATA_LANES, Header, Kind, MAX_BODY, PingBody, PortBody, flag, put,
-    put_on,
+    CloseBody, CreditBody, DATA_LANES, Header, Kind, MAX_BODY, PingBody, PortBody, SourceBody,
+    flag, put, put_on,
 };
 use crate::run;
 
@@ -88,7 +88,8 @@ struct Waiting {
 pub struct Session {
     config: SessionConfig,
     phase: Phase,
-    carries_runs: bool,
+    /// Features of the other end.
+    features: Features,
     began: Instant,
     heard: Instant,
     next_ping: Instant,
@@ -116,7 +117,7 @@ impl Session {
         put(&mut control, Kind::Hello, hello.as_bytes());
         Self {
             phase: Phase::Greeting,
-            carries_runs: false,
+            features: Features::default(),
             began: now,
             heard: now,
             next_ping: now + config.timeout / 3,
@@ -144,7 +145,7 @@ impl Session {
     /// Returns `true` if runs may be sent: the other end takes them, and has said hello.
     #[must_use]
     pub const fn carries_runs(&self) -> bool {
-        self.carries_runs
+        self.features.runs()
     }
 
     /// Returns `true` once the session is over. Then [`Self::poll_transmit`] has the close record at most.
@@ -326,6 +327,7 @@ impl Session {
 
     fn put_packet(&mut self, out: &mut Vec<u8>, frame: &mut Frame) {
         let lane = frame.lane();
+        let source = self.source_to_send(frame.source());
         let (flags, vcrc) = match frame.vcrc_matches() {
             true => (0, &[][..]),
             false => (
@@ -339,7 +341,14 @@ impl Session {
         let packet = carried(frame);
         self.statistics.sent_packets += 1;
         self.statistics.sent_bytes += packet.len() as u64;
-        put_on(out, Kind::Packet, flags, lane, &[packet, vcrc]);
+        let (source, flag) = in_front(source.as_ref());
+        put_on(
+            out,
+            Kind::Packet,
+            flags | flag,
+            lane,
+            &[source, packet, vcrc],
+        );
     }
 
     fn put_run(&mut self, out: &mut Vec<u8>, run: &PacketRun) {
@@ -347,7 +356,15 @@ impl Session {
             self.statistics.sent_packets += u64::from(head.packets);
             self.statistics.sent_bytes += head.words * 4;
         }
-        run::put(out, run);
+        let source = self.source_to_send(run.template().source);
+        run::put(out, run, in_front(source.as_ref()));
+    }
+
+    /// Returns the record of a sender, if the other end takes those.
+    fn source_to_send(&self, source: Option<PacketSource>) -> Option<SourceBody> {
+        source
+            .filter(|_| self.features.sources())
+            .map(SourceBody::new)
     }
 
     /// Takes a packet or a run that came, of a lane that `has_place` says yes to.
@@ -421,12 +438,12 @@ impl Session {
     }
 
     fn handle_hello(&mut self, body: &[u8]) -> Result<(), CloseReason> {
-        let (hello, carries_runs) = HelloBody::read(body)?;
+        let (hello, features) = HelloBody::read(body)?;
         if hello.site == self.config.hello.site {
             return Err(CloseReason::SameSite);
         }
         self.phase = Phase::Open;
-        self.carries_runs = carries_runs;
+        self.features = features;
         self.events.push_back(SessionEvent::Opened(hello));
         Ok(())
     }
@@ -439,6 +456,7 @@ impl Session {
 
     fn handle_packet(&mut self, header: Header, body: &[u8]) -> Result<(), CloseReason> {
         let lane = header.lane().ok_or(CloseReason::Garbage)?;
+        let (source, body) = SourceBody::take(header.flags, body)?;
         let frame = if header.flags & flag::BAD_VCRC != 0 {
             Frame::new(body)
         } else {
@@ -451,6 +469,10 @@ impl Session {
         if frame.lrh().is_none() || frame.lane() != lane {
             return Err(CloseReason::Garbage);
         }
+        let frame = match source {
+            Some(source) => frame.sent_by(source),
+            None => frame,
+        };
         let bytes = carried(&frame).len();
         self.statistics.received_packets += 1;
         self.statistics.received_bytes += bytes as u64;
@@ -470,8 +492,13 @@ impl Session {
 
     fn handle_run(&mut self, header: Header, body: &[u8]) -> Result<(), CloseReason> {
         let lane = header.lane().ok_or(CloseReason::Garbage)?;
+        let (source, body) = SourceBody::take(header.flags, body)?;
+        let run = run::read(header.flags & !flag::SOURCE, body).filter(|_| self.carries_runs());
+        let run = run.map(|run| match source {
+            Some(source) => run.sent_by(source),
+            None => run,
+        });
         let arrived = self.arrived.get_mut(usize::from(lane.get()));
-        let run = run::read(header.flags, body).filter(|_| self.carries_runs);
         let head = run.as_ref().and_then(PacketRun::head);
         let (Some(arrived), Some(run), Some(head)) = (arrived, run, head) else {
             return Err(CloseReason::Garbage);
@@ -488,6 +515,11 @@ impl Session {
         });
         Ok(())
     }
+}
+
+/// Returns the bytes of a sender in front of a packet, and the flag for them.
+fn in_front(source: Option<&SourceBody>) -> (&[u8], u8) {
+    source.map_or((&[], 0), |source| (source.as_bytes(), flag::SOURCE))
 }
 
 /// Returns a packet without its VCRC, which is of a link.

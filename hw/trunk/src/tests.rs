@@ -1,6 +1,7 @@
 //! Sessions by themselves: two ends whose bytes the test carries.
 
-use ib_fabric::{Crossing, Frame, FrameWriter, PacketRun};
+use hca_api::FunctionId;
+use ib_fabric::{Crossing, Frame, FrameWriter, PacketRun, PacketSource};
 use ib_vtime::{Duration, Instant};
 use ib_wire::packet::{Bth, BthOpcode, Lrh, UdFrame};
 use ib_wire::{Guid, Lid, Mtu, PKey, Psn, QKey, Qpn, Sl, Vl};
@@ -163,7 +164,7 @@ fn records_have_the_bytes_that_the_protocol_says() {
     let mut hello = Vec::new();
     assert!(end.poll_transmit(&mut hello, usize::MAX));
     let mut expected = header(0, 0, 0, 96);
-    expected.extend(b"VHCATRNK\x00\x01\x00\x01\x00\x01\x08\x00");
+    expected.extend(b"VHCATRNK\x00\x01\x00\x03\x00\x01\x08\x00");
     expected.extend(0x0002_c903_0000_0100_u64.to_be_bytes());
     expected.extend([8, 6]);
     expected.extend(b"leaf-1");
@@ -225,6 +226,37 @@ fn a_run_has_one_header_and_one_payload_and_arrives_as_it_left() {
         (received.received_packets, received.received_bytes),
         (3, words * 4)
     );
+}
+
+#[test]
+fn a_packet_of_a_connection_crosses_with_its_sender_in_front_of_it() {
+    let source = PacketSource {
+        function: FunctionId(3),
+        qpn: Qpn::from_low_bits(0x0a_0b0c),
+    };
+    let behind = b"\x00\x03\x00\x00\x00\x0a\x0b\x0c";
+    let mut pair = Pair::open();
+    pair.ends[0].send(frame(lane(3), &[9; 20]).sent_by(source));
+    pair.ends[0].send(Crossing::Run(
+        run(BthOpcode::RC_SEND_ONLY, &[7; 60]).sent_by(source),
+    ));
+    let mut sent = Vec::new();
+    pair.ends[0].poll_transmit(&mut sent, usize::MAX);
+    // Lanes take turns, from VL0 on.
+    assert_eq!(sent[..8], header(2, 0x83, 2, 8 + 8 + 12 + 60)[..]);
+    assert_eq!(sent[8..16], behind[..]);
+    let packet = 8 + 8 + 8 + 12 + 60;
+    let carried = u32::try_from(sent.len() - packet - 8).unwrap();
+    assert_eq!(sent[packet..packet + 8], header(1, 0x80, 3, carried)[..]);
+    assert_eq!(sent[packet + 8..packet + 16], behind[..]);
+    pair.ends[1].handle_bytes(pair.now, &sent);
+    let Some(Crossing::Run(arrived)) = pair.ends[1].poll_crossing(|_| true) else {
+        panic!("no run");
+    };
+    assert_eq!(arrived.template().source, Some(source));
+    assert_eq!(pair.take(1, |_| true).unwrap().source(), Some(source));
+    // All credits are given back.
+    assert_eq!([0, 1].map(|end| pair.closed(end)), [None, None]);
 }
 
 #[test]
@@ -381,6 +413,14 @@ fn a_peer_that_breaks_the_rules_is_let_go_with_the_reason() {
         (header(1, 0, 0, u32::MAX), CloseReason::Garbage),
         (header(1, 0, 0, 0), CloseReason::Garbage),
         (header(2, 3, 2, 0), CloseReason::Garbage),
+        (
+            [&header(1, 0x80, 0, 7)[..], &[0; 7]].concat(),
+            CloseReason::Garbage,
+        ),
+        (
+            [&header(2, 0x83, 2, 8)[..], &[0, 0, 0, 0, 1, 0, 0, 0]].concat(),
+            CloseReason::Garbage,
+        ),
         (
             run(BthOpcode::RC_SEND_ONLY, &[0; 5000]).repeat(1 << 10),
             CloseReason::Overrun,

@@ -58,6 +58,8 @@ pub struct Trunk {
     pub way: String,
     /// The site at the other end, or the reason for which the trunk is down.
     pub peer: Result<String, String>,
+    /// SMPs that the port refused, since the other end is a host that is not trusted.
+    pub refused_smps: u64,
 }
 
 /// Way of packets from one port to the LID of another, as links and forwarding tables are.

@@ -21,6 +21,19 @@ fn beyond_trunks(subnet: &Subnet, fault: Fault) -> Fault {
             .seen(format!("trunk {port} ({way}): {reason}"))
             .next("see whether the service at the other end runs, and its vhca show fabric");
     }
+    let refusing = subnet.trunks.iter().find_map(|(at, trunk)| {
+        let site = trunk.peer.as_ref().ok()?;
+        (trunk.refused_smps > 0).then(|| (subnet.port_name(*at), site, trunk.refused_smps))
+    });
+    if let Some((port, site, refused)) = refusing {
+        return fault
+            .seen(format!(
+                "trunk {port} refused {refused} SMPs of {site}, which it takes for a host"
+            ))
+            .next(format!(
+                "if the subnet manager is to be at {site}, serve the trunk with peer=fabric"
+            ));
+    }
     let sites = subnet
         .trunks
         .values()

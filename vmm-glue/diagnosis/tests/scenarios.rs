@@ -237,18 +237,23 @@ fn without_a_subnet_manager_one_is_started_on_the_management_host() {
 fn a_trunk_that_is_down_is_why_no_subnet_manager_is_there() {
     let mut snapshot = unmanaged();
     snapshot.subnet.port_mut(SM).unwrap().is_sm = false;
-    let mut trunk = |peer: Result<&str, &str>| {
+    let mut trunk = |peer: Result<&str, &str>, refused_smps| {
         let trunk = Trunk {
             way: "tcp:spine:18600".to_owned(),
             peer: peer.map(str::to_owned).map_err(str::to_owned),
+            refused_smps,
         };
         snapshot.subnet.trunks.insert(at(SWITCH, 2), trunk);
         found(&snapshot, "no_sm")
     };
-    let down = trunk(Err("down: nothing came from the other end"));
+    let down = trunk(Err("down: nothing came from the other end"), 0);
     let seen = "trunk S 1/2 (tcp:spine:18600): down: nothing came from the other end";
     assert!(down.seen.contains(&seen.to_owned()), "{down}");
-    let up = trunk(Ok("spine"));
+    let refusing = trunk(Ok("spine"), 7);
+    let seen = "trunk S 1/2 refused 7 SMPs of spine, which it takes for a host";
+    assert!(refusing.seen.contains(&seen.to_owned()), "{refusing}");
+    assert!(refusing.next.ends_with("peer=fabric"), "{refusing}");
+    let up = trunk(Ok("spine"), 0);
     assert!(
         up.next.starts_with("see the subnet manager of spine"),
         "{up}"

@@ -1,6 +1,6 @@
 //! Packets and runs that leave or enter the fabric by gateways.
 
-use ib_wire::Vl;
+use ib_wire::{PortNum, Vl};
 
 use super::{Body, Fabric, NodeId, Timer};
 use crate::gateway::{Crossing, Gateway};
@@ -22,6 +22,21 @@ impl<D: EndNode> Fabric<D> {
         match &mut self.slots.get_mut(node.index())?.body {
             Body::Gateway(gateway) => Some(gateway),
             Body::EndNode(_) | Body::Switch(_) => None,
+        }
+    }
+
+    /// Sets whether a port of a switch has a host behind it that is not trusted. Of its packets the switch takes those whose sender's LID
+    /// is behind the port by its own table, in the partitions of the port's P_Key table, and of SMPs responses and traps. It counts all
+    /// others, as [`DropReason::ForeignSlid`](crate::DropReason::ForeignSlid), [`DropReason::BadPKey`](crate::DropReason::BadPKey) and
+    /// [`DropReason::ForeignSmp`](crate::DropReason::ForeignSmp). Returns `false` if there is no such port.
+    pub fn set_guarded(&mut self, at: Endpoint, is_guarded: bool) -> bool {
+        let is_external = self.port(at).is_some() && at.port != PortNum::SWITCH_MANAGEMENT;
+        match self.switch_mut(at.node).filter(|_| is_external) {
+            Some(switch) => {
+                switch.guard.set(at.port, is_guarded);
+                true
+            }
+            None => false,
         }
     }
 

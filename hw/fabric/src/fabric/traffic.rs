@@ -58,7 +58,12 @@ impl<D: EndNode> Fabric<D> {
         match layer::receive(port, &mut frame) {
             Received::Refused(reason) => node.count_drop(end.port, None, reason),
             Received::Management => {
-                let outcome = smi::receive(node, end.port, frame);
+                if let Body::Switch(switch) = &mut slot.body
+                    && !switch.admit_smp(end.port, &mut frame)
+                {
+                    return false;
+                }
+                let outcome = smi::receive(slot.node_mut(), end.port, frame);
                 self.follow(end, outcome);
                 self.activate(end.node);
             }

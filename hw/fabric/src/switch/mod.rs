@@ -1,5 +1,6 @@
 //! A switch: forwards packets, and answers for itself at port 0 (IBA chapter 18).
 
+mod guard;
 mod holding;
 mod port0;
 mod tables;
@@ -10,6 +11,7 @@ use ib_wire::packet::{Deth, Lnh};
 use ib_wire::{PortNum, Vl};
 use zerocopy::FromBytes;
 
+pub(crate) use guard::Guard;
 pub(crate) use holding::{Holding, Output, Passage, Waiting};
 pub use port0::Port0Mad;
 pub(crate) use port0::{Port0, Port0Send};
@@ -26,6 +28,8 @@ pub(crate) struct Switch {
     pub(crate) port0: Option<Port0>,
     /// Packets that wait for places on the links.
     pub(crate) holding: Holding,
+    /// The ports behind which are hosts that are not trusted.
+    pub(crate) guard: Guard,
 }
 
 /// Packets that leave the switch, and the ports they leave by.
@@ -37,6 +41,7 @@ impl Switch {
             node: Node::switch(config),
             port0: None,
             holding: Holding::default(),
+            guard: Guard::default(),
         }
     }
 
@@ -69,6 +74,11 @@ impl Switch {
         };
         let (dlid, sl, lnh) = (lrh.dlid, lrh.sl(), lrh.lnh());
         let raw = matches!(lnh, Lnh::RawEthertype | Lnh::RawIpv6);
+        if self.guard.contains(in_port)
+            && let Err(reason) = self.check_host(in_port, &frame)
+        {
+            return self.refuse_host(in_port, &frame, reason);
+        }
         if in_port.0 != 0 && !self.admit(in_port, &frame, raw) {
             return;
         }
@@ -113,6 +123,8 @@ impl Switch {
         let passes = out_port.0 != 0
             && out_port != in_port
             && admitted(entry, entry.partition_enforcement_in)
+            && (!self.guard.contains(in_port)
+                || Guard::check_data(tables, entry, head.slid, head.pkey).is_ok())
             && admitted(exit, exit.partition_enforcement_out)
             && vl != Vl::MANAGEMENT
             && self.holding.is_clear((out_port, vl));
@@ -159,6 +171,43 @@ impl Switch {
             self.refuse(in_port, frame, raw);
         }
         !refused
+    }
+
+    /// Checks a data packet that came from a host which is not trusted.
+    fn check_host(&self, in_port: PortNum, frame: &Frame) -> Result<(), DropReason> {
+        let (tables, port) = (self.node.tables(), self.node.port(in_port));
+        let (Some(tables), Some(port), Some(lrh)) = (tables, port, frame.lrh()) else {
+            return Err(DropReason::Malformed);
+        };
+        match (lrh.lnh(), frame.bth()) {
+            // A raw packet is of no partition.
+            (Lnh::RawEthertype | Lnh::RawIpv6, _) => Err(DropReason::RawFiltered),
+            (Lnh::IbaLocal | Lnh::IbaGlobal, Some(bth)) => {
+                Guard::check_data(tables, port, lrh.slid, bth.pkey)
+            }
+            (Lnh::IbaLocal | Lnh::IbaGlobal, None) => Err(DropReason::Malformed),
+        }
+    }
+
+    /// Returns `true` if the switch takes an SMP that came by a port. It counts one that a host which is not trusted may not send.
+    pub(crate) fn admit_smp(&mut self, in_port: PortNum, frame: &mut Frame) -> bool {
+        let tables = self.node.tables().filter(|_| self.guard.contains(in_port));
+        let checked = tables.map_or(Ok(()), |tables| Guard::check_smp(tables, in_port, frame));
+        if let Err(reason) = checked {
+            self.refuse_host(in_port, frame, reason);
+        }
+        checked.is_ok()
+    }
+
+    /// Counts a packet of a host that is not trusted.
+    fn refuse_host(&mut self, in_port: PortNum, frame: &Frame, reason: DropReason) {
+        if let Some(port) = self.node.port_mut(in_port) {
+            port.counters.rcv_constraint_errors += 1;
+        }
+        self.node.count_drop(in_port, None, reason);
+        if reason == DropReason::BadPKey {
+            self.tell_bad_pkey(in_port, frame);
+        }
     }
 
     /// The checks of the port by which a packet leaves, and the lane it takes there.

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ib_wire::packet::UdFrame;
+use ib_wire::mad::{Mad, Method, MgmtClass};
+use ib_wire::packet::{Lnh, UdFrame};
 use ib_wire::{Guid, Lid, PKey, Psn, QKey, Qpn, Sl};
 use proptest::prelude::*;
 
@@ -217,5 +218,110 @@ fn enforcement_asks_for_the_partition_and_leaves_memberships_to_the_end_nodes() 
                 assert!(!passes(own, key, inbound), "{key} by {own}, {inbound}");
             }
         }
+    }
+}
+
+/// A switch at whose port 1 is a host with LID 5 that is not trusted, and LID 9 behind port 2.
+fn guarding() -> Switch {
+    let mut switch = switch(2);
+    let tables = switch.node.tables_mut().unwrap();
+    tables.info.linear_fdb_top = Lid::new(9);
+    tables.set_unicast(5, PortNum(1));
+    tables.set_unicast(9, PortNum(2));
+    switch.guard.set(PortNum(1), true);
+    switch
+}
+
+fn dropped(switch: &Switch, reason: DropReason) -> u64 {
+    switch.node.drops().get(reason)
+}
+
+#[test]
+fn a_host_that_is_not_trusted_speaks_for_its_own_lids_in_its_partitions() {
+    let foreign = PKey::new(0x8123);
+    for (slid, pkey, refused) in [
+        (5, PKey::DEFAULT_FULL, None),
+        (5, PKey::new(0x7fff), None),
+        (9, PKey::DEFAULT_FULL, Some(DropReason::ForeignSlid)),
+        (6, PKey::DEFAULT_FULL, Some(DropReason::ForeignSlid)),
+        (0xc001, PKey::DEFAULT_FULL, Some(DropReason::ForeignSlid)),
+        (5, foreign, Some(DropReason::BadPKey)),
+    ] {
+        let mut switch = guarding();
+        let mut frame = packet_of(9, pkey);
+        frame.rewrite_variant(|lrh| lrh.slid = Lid::new(slid));
+        let mut out = Outputs::new();
+        switch.forward(PortNum(1), frame.clone(), &mut out);
+        assert_eq!(out.is_empty(), refused.is_some(), "{slid} {pkey:?}");
+        let head = RunHead {
+            slid: Lid::new(slid),
+            dlid: Lid::new(9),
+            sl: Sl::default(),
+            vl: Vl::default(),
+            pkey,
+            packets: 1,
+            words: 10,
+            longest: 10,
+            payload: 8,
+        };
+        assert_eq!(
+            switch.passes(PortNum(1), &head).is_none(),
+            refused.is_some()
+        );
+        if let Some(reason) = refused {
+            assert_eq!(dropped(&switch, reason), 1);
+            let port = switch.node.port(PortNum(1)).unwrap();
+            assert_eq!(port.counters.rcv_constraint_errors, 1);
+        }
+        switch.guard.set(PortNum(1), false);
+        switch.forward(PortNum(1), frame, &mut out);
+        assert!(!out.is_empty(), "a peer that is trusted as a switch is");
+    }
+}
+
+#[test]
+fn a_host_that_is_not_trusted_sends_no_raw_packets() {
+    let mut switch = guarding();
+    let mut frame = packet_of(9, PKey::DEFAULT_FULL);
+    frame.rewrite_variant(|lrh| {
+        lrh.slid = Lid::new(5);
+        lrh.set_lnh(Lnh::RawEthertype);
+    });
+    let mut out = Outputs::new();
+    switch.forward(PortNum(1), frame, &mut out);
+    assert!(out.is_empty());
+    assert_eq!(dropped(&switch, DropReason::RawFiltered), 1);
+}
+
+#[test]
+fn of_smps_a_host_that_is_not_trusted_sends_responses_and_traps_alone() {
+    let mad = |method| {
+        let mut mad = Mad::default();
+        mad.header.mgmt_class = MgmtClass::SUBN_LID_ROUTED;
+        mad.header.method = method;
+        mad
+    };
+    let any = Lid::PERMISSIVE.get();
+    for (method, [slid, dlid], refused) in [
+        (Method::GET_RESP, [5, 9], None),
+        (Method::GET_RESP, [any, any], None),
+        (Method::TRAP, [5, 9], None),
+        (Method::TRAP, [9, 9], Some(DropReason::ForeignSlid)),
+        (Method::GET, [5, 9], Some(DropReason::ForeignSmp)),
+        (Method::SET, [any, any], Some(DropReason::ForeignSmp)),
+        (Method::TRAP_REPRESS, [5, 9], Some(DropReason::ForeignSmp)),
+    ] {
+        let mut switch = guarding();
+        let smp = |lid| Lid::new(lid);
+        let mut frame = Frame::of_smp(&mad(method), smp(slid), smp(dlid), Sl::default()).unwrap();
+        let is_taken = switch.admit_smp(PortNum(1), &mut frame);
+        assert_eq!(is_taken, refused.is_none(), "{method:?} {slid}");
+        if let Some(reason) = refused {
+            assert_eq!(dropped(&switch, reason), 1);
+        }
+        assert!(
+            switch.admit_smp(PortNum(2), &mut frame),
+            "port 2 is not guarded"
+        );
     }
 }

@@ -63,7 +63,9 @@ pub(crate) struct ServeArgs {
     bare: Vec<String>,
     /// Join this fabric to another service's by a cable between ports: PORT=ADDRESS connects to a service that listens, as
     /// in S1/8=tcp:spine:18600, and PORT=listen:ADDRESS listens, as in S1/8=listen:tcp:[::]:18600; unix:PATH instead of
-    /// tcp:HOST:PORT stays within the machine. Can be given more than once.
+    /// tcp:HOST:PORT stays within the machine. With ,peer=host behind the address the other end is not trusted: it speaks for
+    /// its own LIDs alone, and manages no subnet; with ,peer=fabric it is trusted as a switch is. [default: host at an end that
+    /// listens, fabric at one that connects] Can be given more than once.
     #[arg(long, value_name = "PORT=ADDRESS")]
     trunk: Vec<TrunkSpec>,
     /// Name of this service among services that trunks join, each of which has GUIDs of its own by it. [default: with

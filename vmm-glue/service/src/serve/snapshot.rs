@@ -170,7 +170,18 @@ impl Lab {
         subnet.sm_answers = states.collect();
         subnet.embedded = self.manager_port().and_then(|at| place(&ids, at));
         let trunks = self.trunks.iter();
-        let trunks = trunks.filter_map(|(at, trunk)| Some((place(&ids, *at)?, trunk.clone())));
+        let trunks = trunks.filter_map(|(at, trunk)| {
+            let drops = fabric.node(at.node)?.drops().iter();
+            let refused = drops.filter(|(port, _, reason, _)| {
+                (*port, *reason) == (at.port, DropReason::ForeignSmp)
+            });
+            let refused_smps = refused.map(|(.., dropped)| dropped.packets).sum();
+            let trunk = vhca_diagnosis::Trunk {
+                refused_smps,
+                ..trunk.clone()
+            };
+            Some((place(&ids, *at)?, trunk))
+        });
         subnet.trunks = trunks.collect();
         let mut survey = Survey {
             fabric,

@@ -23,6 +23,30 @@ pub struct TrunkSpec {
     pub way: TrunkWay,
     /// The trunk is down when nothing comes for so long.
     pub timeout: Duration,
+    /// The other end, if it was said.
+    pub peer: Option<TrunkPeer>,
+}
+
+/// The trust in the other end of a trunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TrunkPeer {
+    /// A host that is not trusted: it speaks for its own LIDs in its partitions, and manages no subnet.
+    Host,
+    /// A part of the fabric, trusted as a switch is.
+    Fabric,
+}
+
+impl TrunkSpec {
+    /// Returns the trust in the other end: as it was said, or else a listener without authentication takes those that connect for hosts.
+    /// An end that connects has chosen the fabric that it joins.
+    #[must_use]
+    pub fn peer(&self) -> TrunkPeer {
+        self.peer.unwrap_or(match &self.way {
+            TrunkWay::Listen(TrunkAddress::Unix(_) | TrunkAddress::Tcp { .. }) => TrunkPeer::Host,
+            TrunkWay::Connect(_) => TrunkPeer::Fabric,
+        })
+    }
 }
 
 /// The way to the other end of a trunk.
@@ -48,6 +72,9 @@ pub enum TrunkSpecError {
     /// A table with both ways, or none.
     #[error("a trunk needs either listen or connect")]
     Way,
+    /// The other end.
+    #[error("the other end of a trunk is peer=host or peer=fabric")]
+    Peer,
     /// The time.
     #[error("{0:?} is no time of 0.1 to 600 s: say \"10s\" or \"500ms\"")]
     Timeout(String),
@@ -59,6 +86,12 @@ impl FromStr for TrunkSpec {
     fn from_str(text: &str) -> Result<Self, TrunkSpecError> {
         let split = text.split_once('=').filter(|(port, _)| !port.is_empty());
         let (port, way) = split.ok_or(TrunkSpecError::Form)?;
+        let (way, peer) = match way.rsplit_once(",peer=") {
+            Some((way, "host")) => (way, Some(TrunkPeer::Host)),
+            Some((way, "fabric")) => (way, Some(TrunkPeer::Fabric)),
+            Some(_) => return Err(TrunkSpecError::Peer),
+            None => (way, None),
+        };
         let way = match way.strip_prefix("listen:") {
             Some(address) => TrunkWay::Listen(address.parse()?),
             None => TrunkWay::Connect(way.parse()?),
@@ -67,6 +100,7 @@ impl FromStr for TrunkSpec {
             port: port.to_owned(),
             way,
             timeout: TIMEOUT,
+            peer,
         })
     }
 }
@@ -88,6 +122,7 @@ struct TrunkTable {
     listen: Option<String>,
     connect: Option<String>,
     timeout: Option<String>,
+    peer: Option<TrunkPeer>,
 }
 
 impl TryFrom<TrunkTable> for TrunkSpec {
@@ -104,6 +139,7 @@ impl TryFrom<TrunkTable> for TrunkSpec {
             port: table.port,
             way,
             timeout,
+            peer: table.peer,
         })
     }
 }
@@ -137,7 +173,16 @@ mod tests {
         assert_eq!(spec.way.to_string(), "listen:tcp:[::]:18600");
         let spec: TrunkSpec = "leaf 1/3=unix:/run/x".parse().unwrap();
         assert_eq!(spec.way.to_string(), "unix:/run/x");
-        for text in ["", "S1/8", "=tcp:a:1", "S1/8=a:1"] {
+        for (text, peer) in [
+            ("S1/8=listen:unix:/x", TrunkPeer::Host),
+            ("S1/8=listen:tcp:[::]:1", TrunkPeer::Host),
+            ("S1/8=listen:unix:/x,peer=fabric", TrunkPeer::Fabric),
+            ("S1/8=tcp:a:1", TrunkPeer::Fabric),
+            ("S1/8=tcp:a:1,peer=host", TrunkPeer::Host),
+        ] {
+            assert_eq!(text.parse::<TrunkSpec>().unwrap().peer(), peer, "{text}");
+        }
+        for text in ["", "S1/8", "=tcp:a:1", "S1/8=a:1", "S1/8=tcp:a:1,peer=x"] {
             assert!(text.parse::<TrunkSpec>().is_err(), "{text}");
         }
         let read = |text: &str| toml::from_str::<TrunkSpec>(text);
@@ -145,6 +190,8 @@ mod tests {
         assert_eq!(spec.timeout, Duration::from_secs(10));
         let spec = read("port = \"S1/8\"\nconnect = \"tcp:a:1\"\ntimeout = \"250ms\"\n").unwrap();
         assert_eq!(spec.timeout, Duration::from_millis(250));
+        let spec = read("port = \"S1/8\"\nconnect = \"tcp:a:1\"\npeer = \"host\"\n").unwrap();
+        assert_eq!(spec.peer(), TrunkPeer::Host);
         for (text, words) in [
             ("port = \"S1/8\"\n", "either listen or connect"),
             ("port = \"S1/8\"\nconnect = \"x\"\n", "tcp:HOST:PORT"),

@@ -14,7 +14,7 @@ use vhca_trunk::{Carrier, Door, TrunkListener};
 use super::announcement::Announcement;
 use super::lab::Lab;
 use super::lab_error::LabError;
-use super::trunk_spec::{TrunkSpec, TrunkWay};
+use super::trunk_spec::{TrunkPeer, TrunkSpec, TrunkWay};
 use super::way_in::{Turn, WayIn};
 use vhca::watch::{EventSet, Ready};
 
@@ -35,6 +35,8 @@ struct Trunk {
     spec: TrunkSpec,
     config: SessionConfig,
     end: TrunkEnd,
+    /// The switch takes the other end for a host that is not trusted.
+    is_guarded: bool,
     listener: Option<TrunkListener>,
     carrier: Option<Carrier>,
     /// Connections that were refused, and the time at which they are closed. One that is closed with unread bytes would take the reason
@@ -143,6 +145,11 @@ impl Trunk {
         let name = spec.way.to_string();
         let end = TrunkEnd::new(fabric, near, &name, LinkConfig::default());
         let end = end.map_err(|error| wrong(&error))?;
+        // The far end of an adapter's trunk is a switch, and answers for itself there.
+        let is_guarded = spec.peer() == TrunkPeer::Host && fabric.set_guarded(near, true);
+        if spec.peer == Some(TrunkPeer::Host) && !is_guarded {
+            return Err(wrong(&"a host is at a port of a switch: say peer=fabric"));
+        }
         let listener = match &spec.way {
             TrunkWay::Listen(address) => Some(TrunkListener::bind(address)),
             TrunkWay::Connect(_) => None,
@@ -162,6 +169,7 @@ impl Trunk {
                 timeout: spec.timeout,
             },
             end,
+            is_guarded,
             listener,
             carrier: None,
             refused: VecDeque::new(),
@@ -288,8 +296,14 @@ impl Trunk {
                 self.pause = FIRST_PAUSE;
                 let site = peer.site.to_string();
                 let detail = format!(
-                    "up, port {} of {} at site {site}",
-                    peer.port, peer.node_guid
+                    "up, port {} of {} at site {site}{}",
+                    peer.port,
+                    peer.node_guid,
+                    if self.is_guarded {
+                        ", taken for a host"
+                    } else {
+                        ""
+                    }
                 );
                 (Some(site), detail)
             }
@@ -303,6 +317,7 @@ impl Trunk {
             let facts = vhca_diagnosis::Trunk {
                 way: self.spec.way.to_string(),
                 peer: peer.clone().ok_or_else(|| detail.clone()),
+                refused_smps: 0,
             };
             turn.lab.trunks.insert(self.end.near(), facts);
             turn.announce(Announcement::Trunk {
