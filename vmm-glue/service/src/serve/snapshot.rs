@@ -177,8 +177,9 @@ impl Lab {
             });
             let refused_smps = refused.map(|(.., dropped)| dropped.packets).sum();
             let trunk = vhca_diagnosis::Trunk {
+                way: trunk.way.clone(),
+                peer: trunk.peer.clone().map(|peer| peer.site.to_string()),
                 refused_smps,
-                ..trunk.clone()
             };
             Some((place(&ids, *at)?, trunk))
         });

@@ -16,6 +16,7 @@ use super::lab::Lab;
 use super::lab_error::LabError;
 use super::trunk_spec::{TrunkPeer, TrunkSpec, TrunkWay};
 use super::way_in::{Turn, WayIn};
+use crate::show::TrunkRow;
 use vhca::watch::{EventSet, Ready};
 
 /// Pause before a connection is tried again; it doubles with each failure up to [`LONGEST_PAUSE`].
@@ -51,7 +52,6 @@ struct Trunk {
     attempt: Option<Instant>,
     /// Words of the last failure of the door.
     refusal: Option<String>,
-    told: Option<String>,
 }
 
 /// The trunks of a service.
@@ -178,7 +178,6 @@ impl Trunk {
             pause: FIRST_PAUSE,
             attempt: None,
             refusal: None,
-            told: None,
         })
     }
 
@@ -289,44 +288,55 @@ impl Trunk {
         self.announce(turn);
     }
 
-    /// Announces the state of the trunk if it is another one than before.
+    /// Writes the state of the trunk where others look at it, and announces it if it is another one than before.
     fn announce(&mut self, turn: &mut Turn<'_>) {
-        let (peer, detail) = match (self.end.state(), &self.refusal) {
-            (TrunkState::Up(peer), _) => {
-                self.pause = FIRST_PAUSE;
-                let site = peer.site.to_string();
-                let detail = format!(
-                    "up, port {} of {} at site {site}{}",
-                    peer.port,
-                    peer.node_guid,
-                    if self.is_guarded {
-                        ", taken for a host"
-                    } else {
-                        ""
-                    }
-                );
-                (Some(site), detail)
-            }
-            (TrunkState::Greeting, _) => return,
-            (TrunkState::Down(_), Some(refusal)) => (None, format!("down: {refusal}")),
-            (TrunkState::Down(Some(reason)), None) => (None, format!("down: {reason}")),
-            (TrunkState::Down(None), None) => return,
+        let peer = match (self.end.state(), &self.refusal) {
+            (TrunkState::Up(peer), _) => Ok(peer),
+            (TrunkState::Greeting, _) | (TrunkState::Down(None), None) => return,
+            (TrunkState::Down(_), Some(refusal)) => Err(format!("down: {refusal}")),
+            (TrunkState::Down(Some(reason)), None) => Err(format!("down: {reason}")),
         };
-        if self.told.as_ref() != Some(&detail) {
-            self.told = Some(detail.clone());
-            let facts = vhca_diagnosis::Trunk {
-                way: self.spec.way.to_string(),
-                peer: peer.clone().ok_or_else(|| detail.clone()),
-                refused_smps: 0,
-            };
-            turn.lab.trunks.insert(self.end.near(), facts);
-            turn.announce(Announcement::Trunk {
-                port: self.spec.port.clone(),
-                way: self.spec.way.to_string(),
-                peer,
-                detail,
-            });
+        let statistics = self.end.statistics().copied().unwrap_or_default();
+        let near = self.end.near();
+        if let Some(row) = turn.lab.trunks.get_mut(&near)
+            && row.peer == peer
+        {
+            row.statistics = statistics;
+            return;
         }
+        let row = TrunkRow {
+            node: near.node,
+            port: self.spec.port.clone(),
+            way: self.spec.way.to_string(),
+            is_guarded: self.is_guarded,
+            statistics,
+            peer,
+        };
+        if row.peer.is_ok() {
+            self.pause = FIRST_PAUSE;
+        }
+        let detail = match &row.peer {
+            Ok(peer) => format!(
+                "up, port {} of {} at site {}{}",
+                peer.port,
+                peer.node_guid,
+                peer.site,
+                if self.is_guarded {
+                    ", taken for a host"
+                } else {
+                    ""
+                }
+            ),
+            Err(reason) => reason.clone(),
+        };
+        let announcement = Announcement::Trunk {
+            port: row.port.clone(),
+            way: row.way.clone(),
+            peer: row.site().map(str::to_owned),
+            detail,
+        };
+        turn.lab.trunks.insert(near, row);
+        turn.announce(announcement);
     }
 
     fn has(&self, fd: RawFd) -> bool {

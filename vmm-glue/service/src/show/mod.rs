@@ -15,6 +15,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod totals;
+mod trunks;
 mod vfs;
 mod vmms;
 
@@ -32,6 +33,7 @@ pub use programs::{ProgramRow, ProgramUsage};
 pub use sm::{PartitionRow, SmRow};
 pub use table::Filter;
 pub use totals::Totals;
+pub use trunks::TrunkRow;
 pub use vfs::{AwaitedRow, FaultCodes};
 pub use vmms::VmmRow;
 
@@ -171,12 +173,21 @@ pub fn page(scene: &Scene<'_>, subject: Subject, filter: Filter) -> Page {
             Table::of_service("managers", |scene| scene.vmms.subnet_managers()),
             Table::of_service("partitions", |scene| scene.vmms.partitions()),
         ],
-        Subject::Fabric => vec![
-            Table::of_nodes("nodes", fabric::node),
-            Table::of_links("links", |scene, filter, node| {
-                fabric::links(scene, filter, node)
-            }),
-        ],
+        Subject::Fabric => {
+            let mut tables = vec![
+                Table::of_nodes("nodes", fabric::node),
+                Table::of_links("links", |scene, filter, node| {
+                    fabric::links(scene, filter, node)
+                }),
+            ];
+            if !scene.service.trunks.is_empty() {
+                tables.push(Table::of_nodes("trunks", |scene, node| {
+                    let trunks = scene.service.trunks.iter();
+                    trunks.filter(|trunk| trunk.node == node).cloned().collect()
+                }));
+            }
+            tables
+        }
     };
     Page::new(tables, filter)
 }

@@ -7,6 +7,7 @@ mod connections;
 mod ports;
 mod service;
 mod snapshot;
+mod trunks;
 mod vfs;
 mod vmms;
 
@@ -88,6 +89,7 @@ fn add_label(labels: &mut String, name: &str, value: impl Display) {
 fn families() -> impl Iterator<Item = &'static Family> {
     let all = [
         service::FAMILIES,
+        trunks::FAMILIES,
         vfs::FAMILIES,
         ports::FAMILIES,
         connections::FAMILIES,

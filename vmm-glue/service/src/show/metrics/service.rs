@@ -5,6 +5,7 @@ use subnet_lite::sm::SmStats;
 
 use super::snapshot::Snapshot;
 use super::{Family, Kind, Samples};
+use crate::show::TrunkRow;
 
 /// The service itself.
 #[derive(Clone, Debug, Default)]
@@ -15,6 +16,8 @@ pub struct ServiceFacts {
     pub manager: Option<ManagerFacts>,
     /// Programs that use Linux' umad.
     pub programs: Programs,
+    /// Trunks to the fabrics of other services.
+    pub trunks: Vec<TrunkRow>,
 }
 
 /// The embedded subnet manager.

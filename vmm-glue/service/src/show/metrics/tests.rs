@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use emulated_hca::hca::Device;
 use emulated_hca::{DropReason, EndNode, Frame, Topology};
+use ib_trunk::Statistics;
 use ib_vtime::{Duration, Instant};
 use ib_wire::mad::Mad;
 use ib_wire::{PortNum, Qpn};
@@ -67,6 +68,18 @@ fn shown(by: By, filter: impl Fn(&[emulated_hca::NodeId]) -> Filter) -> String {
             sent: 7,
             ..Programs::default()
         },
+        trunks: vec![TrunkRow {
+            node: built.hcas[0],
+            port: "S1/5".to_owned(),
+            way: "tcp:spine:18600".to_owned(),
+            peer: Err("down: the connection ended".to_owned()),
+            is_guarded: false,
+            statistics: Statistics {
+                sent_packets: 3,
+                round_trip: Some(Duration::from_millis(2)),
+                ..Statistics::default()
+            },
+        }],
     };
     let scene = Scene {
         pfs: &[pf(1, "host-a"), pf(2, "host\"b")],
