@@ -13,6 +13,12 @@ fn arguments<'a>(site: &'a str, sm: &'a str, trunk: &'a str) -> Vec<&'a str> {
     [&trunk[..], &["--vfs", "2", "--verbs"]].concat()
 }
 
+/// Returns a port that is free until a service has it: the kernel gives it to no other in between.
+fn free_port() -> u16 {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    free.local_addr().unwrap().port()
+}
+
 /// A service with a subnet manager, and one that connects to it.
 struct Sites {
     north: Lab,
@@ -28,14 +34,22 @@ impl Sites {
     }
 
     fn under(sm: &str) -> Self {
-        // The port is free again until the service has it; the kernel gives it to no other in between.
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = free.local_addr().unwrap().port();
-        drop(free);
+        Self::with_networks(sm, ["127.77.0.0/16"; 2])
+    }
+
+    /// Returns two sites whose VFs have addresses of these networks. The northern VFs are up before the southern site starts.
+    fn with_networks(sm: &str, [northern, southern]: [&str; 2]) -> Self {
+        let port = free_port();
         let listen = format!("S1/5=listen:tcp:127.0.0.1:{port}");
-        let north = Lab::serve(&arguments("north", sm, &listen));
+        let network = |network| ["--verbs-network", network];
+        let north = arguments("north", sm, &listen);
+        let north = Lab::serve(&[&north[..], &network(northern)].concat());
+        if sm == "lite" {
+            north.told(&["show", "vfs", "--wait-up"]);
+        }
         let trunk = format!("S2/5=tcp:localhost:{port}");
-        let south = Lab::serve(&arguments("south", "none", &trunk));
+        let south = arguments("south", "none", &trunk);
+        let south = Lab::serve(&[&south[..], &network(southern)].concat());
         Self {
             north,
             south,
@@ -112,6 +126,38 @@ fn two_services_are_one_subnet_for_stock_programs() {
         let drops = lab.told(&["show", "drops"]);
         assert_eq!(drops.trim(), "no packet was dropped");
     }
+}
+
+/// Runs `rping` between a site that listens on its first VF and another one that has an address of it.
+fn rping(server: &Lab, client: &Lab, address: &str) {
+    let listening = ["rping", "-s", "-C", "10"];
+    let mut listening = server.on(Shim::Vhca, "H1-1/1", &listening);
+    let mut listening = listening.stdout(Stdio::null()).spawn().unwrap();
+    let asking = ["rping", "-c", "-a", address, "-C", "10"];
+    let succeeds = || {
+        let mut client = client.on(Shim::Vhca, "H2-1/1", &asking);
+        client.output().unwrap().status.success().then_some(())
+    };
+    assert!(wait_for(PATIENCE, succeeds).is_some(), "{address}");
+    assert!(listening.wait().unwrap().success(), "{address}");
+}
+
+#[test]
+fn programs_of_two_sites_find_each_other_by_addresses_of_one_network() {
+    let sites = Sites::with_networks("lite", ["10.77.0.0/16", "10.77.100.0/16"]);
+    assert_eq!(sites.southern_guids().len(), 8);
+    rping(&sites.north, &sites.south, "10.77.1.1");
+    rping(&sites.south, &sites.north, "10.77.101.1");
+    let nowhere = ["rping", "-c", "-a", "10.77.200.1", "-C", "1"];
+    let mut nowhere = sites.north.on(Shim::Vhca, "H2-1/1", &nowhere);
+    assert!(!nowhere.output().unwrap().status.success());
+}
+
+#[test]
+fn an_address_stays_with_the_site_that_had_it_first_and_the_other_says_so() {
+    let mut sites = Sites::with_networks("lite", ["10.77.0.0/16"; 2]);
+    let first = "the other had it first, and other services and guests find that one";
+    sites.south.service().wait_for_line(first, PATIENCE);
 }
 
 #[test]

@@ -46,7 +46,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "ibsim-link",
         &["hca-api", "ib-wire", "ib-vtime", "ib-endpoint", "ib-fabric"],
     ),
-    ("ib-ipoib", &["ib-wire", "ib-vtime"]),
+    (
+        "ib-ipoib",
+        &["hca-api", "ib-endpoint", "ib-wire", "ib-vtime"],
+    ),
     ("ib-trunk", &["hca-api", "ib-wire", "ib-vtime", "ib-fabric"]),
     ("linux-abi", &["hca-api", "ib-wire"]),
     (
@@ -173,6 +176,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "vhca-trunk",
             "umad-link",
             "verbs-link",
+            "ib-ipoib",
             "pf-context",
             "vf-proxy",
             "mad-mux",

@@ -263,6 +263,12 @@ impl Arp {
         })
     }
 
+    /// Returns `true` if [`Self::poll_transmit`] has a packet.
+    #[must_use]
+    pub fn has_transmit(&self) -> bool {
+        !self.transmits.is_empty()
+    }
+
     /// Returns the next packet for the broadcast group.
     #[must_use]
     pub fn poll_transmit(&mut self) -> Option<ArpPacket> {

@@ -35,7 +35,7 @@ pub use completion_rings::CompletionRings;
 pub use device::{CHANNEL_BUFFER, ChannelId, ContextId, EventRecord, ProcessDevice};
 pub use linux_abi::Errno;
 pub use protocol::{ArmLayout, CallReply, MAX_REQUEST, PutBackLimit, Request, Verb};
-pub use rdma_cm::{AddressBook, CmHost, RdmaCm};
+pub use rdma_cm::{AddressBook, CmHost, Network, RdmaCm};
 pub use ring_memory::RingMemory;
 pub use send_gate::SendGate;
 pub use view::{DeviceView, PortView, Resources};

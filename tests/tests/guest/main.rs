@@ -21,6 +21,7 @@ mod ip;
 mod kexec;
 mod lab;
 mod mads;
+mod names;
 mod offloads;
 mod partitions;
 mod pings;

@@ -20,6 +20,28 @@ pub struct AddressBook {
     pub own: Ipv4Addr,
     /// GIDs of the VFs that have one.
     pub gids: BTreeMap<Ipv4Addr, Gid>,
+    /// Network whose other addresses are found by the owner of the ids: see
+    /// [`RdmaCm::poll_lookup`](super::RdmaCm::poll_lookup).
+    pub network: Option<Network>,
+}
+
+/// An IPv4 network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network {
+    /// An address of the network.
+    pub base: Ipv4Addr,
+    /// Leading bits that all addresses of the network have in common, 32 at most.
+    pub prefix: u8,
+}
+
+impl Network {
+    /// Returns `true` if an address is one of a node of the network: neither its first nor its last one.
+    #[must_use]
+    pub fn holds(&self, address: Ipv4Addr) -> bool {
+        let host = u32::MAX.checked_shr(self.prefix.into()).unwrap_or(0);
+        let is_inside = (self.base.to_bits() ^ address.to_bits()) & !host == 0;
+        is_inside && !matches!(address.to_bits() & host, 0) && address.to_bits() & host != host
+    }
 }
 
 impl Default for AddressBook {
@@ -27,6 +49,7 @@ impl Default for AddressBook {
         Self {
             own: Ipv4Addr::UNSPECIFIED,
             gids: BTreeMap::new(),
+            network: None,
         }
     }
 }
@@ -43,6 +66,15 @@ impl AddressBook {
                 None => Some(address.into()),
             },
         }
+    }
+
+    /// Returns the IPv4 address that the owner of the ids has to look up for an address without a GID, if it can.
+    pub(super) fn to_look_up(&self, address: IpAddr) -> Option<Ipv4Addr> {
+        let IpAddr::V4(address) = address.to_canonical() else {
+            return None;
+        };
+        let network = self.network.filter(|network| network.holds(address));
+        network.map(|_| address)
     }
 
     const fn is_own_v4(&self, address: Ipv4Addr) -> bool {
@@ -388,6 +420,27 @@ mod tests {
     }
 
     #[test]
+    fn addresses_of_the_network_that_no_vf_has_are_looked_up() {
+        let network = Network {
+            base: Ipv4Addr::new(10, 77, 3, 0),
+            prefix: 16,
+        };
+        let mut book = AddressBook::default();
+        let looked_up = |book: &AddressBook, text: &str| {
+            let found = book.to_look_up(text.parse().unwrap());
+            found.map(|ip| ip.to_string())
+        };
+        assert_eq!(looked_up(&book, "10.77.1.1"), None);
+        book.network = Some(network);
+        assert_eq!(looked_up(&book, "10.77.1.1").as_deref(), Some("10.77.1.1"));
+        let mapped = looked_up(&book, "::ffff:10.77.1.1");
+        assert_eq!(mapped.as_deref(), Some("10.77.1.1"));
+        for outside in ["10.78.1.1", "10.77.0.0", "10.77.255.255", "fe80::1"] {
+            assert_eq!(looked_up(&book, outside), None, "{outside}");
+        }
+    }
+
+    #[test]
     fn own_addresses_are_the_vfs_the_hosts_and_its_gid() {
         let own = Gid([1; 16]);
         let peer = Gid([2; 16]);
@@ -395,6 +448,7 @@ mod tests {
         let book = AddressBook {
             own: Ipv4Addr::new(127, 77, 1, 1),
             gids: addresses.into_iter().collect(),
+            network: None,
         };
         let gid = |text: &str| book.gid(text.parse().unwrap(), own);
         assert_eq!(gid("127.77.1.1"), Some(own));

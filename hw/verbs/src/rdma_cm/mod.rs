@@ -1,7 +1,7 @@
 //! `/dev/infiniband/rdma_cm`: ids of the RDMA CM and their multicast groups, on the connection manager and the SA client of a
 //! port.
 //!
-//! IP addresses come from an [`AddressBook`]; no interface, route or ARP of the host is involved. Private data of requests has
+//! IP addresses come from an [`AddressBook`]; no interface or route of the host is involved. Private data of requests has
 //! the header of IBA's RDMA IP CM service, as the kernel's.
 
 mod address;
@@ -13,7 +13,8 @@ mod multicast;
 mod options;
 mod resolve;
 
-use std::collections::BTreeMap;
+use core::net::Ipv4Addr;
+use std::collections::{BTreeMap, VecDeque};
 
 use ib_endpoint::cm::ConnId;
 use ib_endpoint::sa_client::QueryId;
@@ -30,7 +31,7 @@ use crate::budget::cost;
 use crate::event_queue::EventQueue;
 use crate::{Budget, ChannelId, Charge, Errno, EventRecord, Reply, RetiredEvents};
 
-pub use address::AddressBook;
+pub use address::{AddressBook, Network};
 
 use address::SocketAddress;
 use connect::Peer;
@@ -92,6 +93,8 @@ struct CmId {
     broadcast: Broadcast,
     /// The event of the resolved address waits for these.
     is_resolving: bool,
+    /// The GID of the destination is looked up.
+    is_looked_up: bool,
     /// The peer has asked for the end of the connection, and waits for the answer.
     answers_dreq: bool,
     /// Events that were passed on.
@@ -108,6 +111,8 @@ pub struct RdmaCm {
     by_connection: BTreeMap<ConnId, u32>,
     by_query: BTreeMap<QueryId, Purpose>,
     groups: Groups,
+    /// Addresses that ids wait for, one for each of their commands.
+    lookups: VecDeque<Ipv4Addr>,
     next_id: u32,
     next_channel: u32,
     next_port: u16,
@@ -146,6 +151,7 @@ impl RdmaCm {
             by_connection: BTreeMap::new(),
             by_query: BTreeMap::new(),
             groups: Groups::new(),
+            lookups: VecDeque::new(),
             next_id: 0,
             next_channel: 0,
             next_port: 0,
@@ -523,6 +529,7 @@ impl CmId {
             psn: 0,
             broadcast: Broadcast::Unknown,
             is_resolving: false,
+            is_looked_up: false,
             answers_dreq: false,
             events: 0,
             _charge: charge,

@@ -1,6 +1,6 @@
 //! Addresses and paths of ids.
 
-use core::net::{IpAddr, Ipv6Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ib_endpoint::{MadTransport, PortPath, SaAnswer, SaError, SaRequest};
 use ib_wire::sa::PathRecord;
@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::address::{Address, AddressBook, IbAddress, SocketAddress};
 use super::group_address::mgid;
-use super::{CmHost, Purpose, RdmaCm, read};
+use super::{CmHost, CmId, Purpose, RdmaCm, read};
 use crate::abi::rdma_cm::{
     ADDRESS_SIZE, IdArgument, IdCommand, PS_IPOIB, QueryAddrAnswer, QueryPathAnswer, ResolveAddr,
     cm_event,
@@ -80,10 +80,14 @@ impl RdmaCm {
                 (SocketAddress::Ip(Address { ip: own_ip, ..ip }), gid)
             }
         };
-        let Some(gid) = gid else {
+        let lookup = match remote {
+            SocketAddress::Ip(ip) if gid.is_none() => addresses.to_look_up(ip.ip),
+            _ => None,
+        };
+        if gid.is_none() && lookup.is_none() {
             self.tell(number, cm_event::ADDR_ERROR, Errno::ETIMEDOUT.status(), &[]);
             return Ok(());
-        };
+        }
         let id = self.get(channel, number)?;
         if local.is_any() {
             id.local = Some(match (local, source) {
@@ -97,6 +101,24 @@ impl RdmaCm {
             });
         }
         id.remote = Some(remote);
+        id.is_looked_up = gid.is_none();
+        match gid {
+            Some(gid) => self.destination_found(host, number, gid),
+            None => self.lookups.extend(lookup),
+        }
+        Ok(())
+    }
+
+    /// Goes on with an id whose destination has a GID.
+    fn destination_found<G: MadTransport>(
+        &mut self,
+        host: &mut CmHost<'_, G>,
+        number: u32,
+        gid: Gid,
+    ) {
+        let Some(id) = self.ids.get_mut(&number) else {
+            return;
+        };
         id.remote_gid = Some(gid);
         if gid.is_multicast() || id.port_space == PS_IPOIB {
             id.is_resolving = true;
@@ -104,7 +126,43 @@ impl RdmaCm {
         } else {
             self.tell(number, cm_event::ADDR_RESOLVED, 0, &[]);
         }
-        Ok(())
+    }
+
+    /// Returns the next address to be looked up, because an id waits for its GID: an address of the
+    /// [network](AddressBook::network) that no VF of the book has. To be polled after [`Self::command`];
+    /// [`Self::address_found`] is to follow.
+    #[must_use]
+    pub fn poll_lookup(&mut self) -> Option<Ipv4Addr> {
+        self.lookups.pop_front()
+    }
+
+    /// Takes the outcome of a look-up: the GID of an address, or `None` if no node has it. All ids that wait for it go on.
+    pub fn address_found<G: MadTransport>(
+        &mut self,
+        host: &mut CmHost<'_, G>,
+        address: Ipv4Addr,
+        gid: Option<Gid>,
+    ) {
+        let waits = |id: &CmId| match id.remote {
+            Some(SocketAddress::Ip(remote)) if id.is_looked_up => {
+                remote.ip.to_canonical() == IpAddr::V4(address)
+            }
+            _ => false,
+        };
+        let waiting = self.ids.iter().filter(|(_, id)| waits(id));
+        let waiting: Vec<u32> = waiting.map(|(number, _)| *number).collect();
+        for number in waiting {
+            if let Some(id) = self.ids.get_mut(&number) {
+                id.is_looked_up = false;
+                // Without a GID the id is bound as before, and may try once more.
+                id.remote = id.remote.filter(|_| gid.is_some());
+            }
+            if let Some(gid) = gid {
+                self.destination_found(host, number, gid);
+            } else {
+                self.tell(number, cm_event::ADDR_ERROR, Errno::ETIMEDOUT.status(), &[]);
+            }
+        }
     }
 
     /// Checks that the device reaches an address of InfiniBand's family: its partition, and its subnet.

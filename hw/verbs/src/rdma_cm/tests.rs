@@ -1,3 +1,5 @@
+mod lookup;
+
 use core::net::Ipv4Addr;
 use std::collections::BTreeSet;
 
@@ -35,6 +37,7 @@ fn opened() -> Opened {
         book: AddressBook {
             own: Ipv4Addr::new(127, 77, 1, 1),
             gids: BTreeMap::new(),
+            network: None,
         },
         cm,
         channel,

@@ -147,6 +147,7 @@ impl Ids {
             book: AddressBook {
                 own: OWN,
                 gids: BTreeMap::from([(Ipv4Addr::new(127, 77, 9, 9), Gid([9; 16])), (OWN, gid)]),
+                network: None,
             },
             channels,
             ids: Vec::new(),

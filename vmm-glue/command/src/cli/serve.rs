@@ -145,7 +145,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", value_parser = number::<u16>(1..=65535))]
     program_vfs: Option<u16>,
     /// With --verbs: the IPv4 network of the VFs' addresses for the RDMA CM, of 65,536 addresses or more; VF V of the Hth
-    /// host with VFs has H.V in its low bytes. Those in 127.0.0.0/8 are the host's own for TCP. [default: 127.77.0.0/16]
+    /// host with VFs has H.V in its low bytes, added to ADDRESS. Those in 127.0.0.0/8 are the host's own for TCP; guests
+    /// and services on trunks find addresses of other networks, too, by ARP. [default: 127.77.0.0/16]
     #[arg(long, value_name = "ADDRESS/LENGTH")]
     verbs_network: Option<VerbsNetwork>,
     /// Do without the sandbox (seccomp and Landlock), for debugging.

@@ -30,6 +30,7 @@ use super::rights::rights;
 use super::settings::{self, Settings, first_pkey};
 use super::subnet::SubnetError;
 use super::topology::Plan;
+use super::verbs::conflict::Conflicts;
 use super::verbs::memory::ProcessMemory;
 use super::verbs::process_vf::ProcessVf;
 use super::verbs::program::{MAX_REGIONS, ProgramLimit};
@@ -70,6 +71,7 @@ pub struct Lab {
     pub(super) seats: BTreeMap<HostFunction, Seat>,
     /// The VFs that programs on libibverbs can have.
     pub(super) process_vfs: BTreeMap<HostFunction, ProcessVf>,
+    pub(super) address_conflicts: Conflicts,
     /// When the service was started, since the Unix epoch.
     pub(super) started: Duration,
     /// Programs that use Linux' umad.
@@ -143,6 +145,7 @@ impl Lab {
             guard_notice: GuardNotice::default(),
             seats: BTreeMap::new(),
             process_vfs: BTreeMap::new(),
+            address_conflicts: Conflicts::default(),
             started: Duration::ZERO,
             programs: Programs::default(),
             sockets: Sockets::default(),

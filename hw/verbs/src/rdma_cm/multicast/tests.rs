@@ -157,6 +157,7 @@ impl Opened {
         let book = AddressBook {
             own: OWN,
             gids: BTreeMap::new(),
+            network: None,
         };
         let channel = self.channel;
         let (cm, mut host) = self.host();

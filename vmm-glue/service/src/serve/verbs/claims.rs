@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
+use cm_paravirt::{SidrEntry, SidrTarget};
 use emulated_hca::hca::ConnectionCounters;
 use hca_api::Hca;
 use ib_wire::Gid;
@@ -45,8 +46,19 @@ impl Lab {
     ) -> Result<(), LabError> {
         let address = self.address_of(network, host, vf);
         let address = address.ok_or_else(|| LabError::NoAddress(host_name.to_owned(), network))?;
-        let program = Box::new(VfProgram::new(self.secrets.secret(), limit));
-        let placed = self.world_mut().add_consumer(host, vf, program);
+        let mut program = VfProgram::new(self.secrets.secret(), limit);
+        let beyond = network.beyond();
+        if beyond.is_some() {
+            program = program.with_node(address, self.address_conflicts.sender());
+            // Guests ask without a GRH for a datagram service: the address in their request names the VF.
+            let named = SidrEntry {
+                target: SidrTarget::Address(address.into()),
+                pkey: None,
+            };
+            let set = self.world_mut().context_mut(host).set_sidr(vf, &[named]);
+            set.map_err(|error| LabError::Vf(host_name.to_owned(), vf, error.into()))?;
+        }
+        let placed = self.world_mut().add_consumer(host, vf, Box::new(program));
         let at = placed.map_err(|error| LabError::Device(host_name.to_owned(), vf, error))?;
         let offered = ProcessVf {
             address: Some(address),
@@ -54,6 +66,7 @@ impl Lab {
             host_name: host_name.to_owned(),
             vf: Some(vf),
             memory,
+            network: beyond,
             holder: None,
         };
         self.process_vfs.insert(at, offered);
@@ -77,6 +90,7 @@ impl Lab {
                 host_name: host_name.to_owned(),
                 vf: None,
                 memory,
+                network: None,
                 holder: None,
             };
             self.process_vfs.insert(at, offered);
@@ -233,7 +247,8 @@ impl Lab {
 
     /// Returns the addresses by which the program on a VF finds VFs that have a GID. `None` if the VF is not offered.
     pub(super) fn addresses(&self, at: HostFunction) -> Option<AddressBook> {
-        let own = self.process_vfs.get(&at)?.address?;
+        let asking = self.process_vfs.get(&at)?;
+        let (own, network) = (asking.address?, asking.network);
         let hosts: BTreeSet<HostId> = self.process_vfs.values().map(|vf| vf.host).collect();
         let gids: BTreeMap<(HostId, VfId), Gid> = hosts
             .iter()
@@ -247,6 +262,7 @@ impl Lab {
         Some(AddressBook {
             own,
             gids: known.collect(),
+            network,
         })
     }
 

@@ -4,6 +4,7 @@
 mod channels;
 pub(super) mod claims;
 mod client;
+pub(super) mod conflict;
 pub(super) mod memory;
 pub(super) mod network;
 mod pending;
@@ -477,6 +478,9 @@ impl WayIn for VerbsSocket {
     }
 
     fn flush(&mut self, turn: &mut Turn<'_>) {
+        while let Some(conflict) = turn.lab.address_conflicts.poll() {
+            self.log.warn(turn.now, conflict);
+        }
         if self.acceptor.wake(turn) {
             self.accept(turn);
         }

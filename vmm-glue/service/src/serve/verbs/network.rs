@@ -6,16 +6,18 @@ use std::net::Ipv4Addr;
 
 use serde::Deserialize;
 use thiserror::Error;
+use verbs_link::Network;
 use vf_tunnel::VfId;
 
 /// An IPv4 network that holds an address for each VF: the VF's number in the lowest byte, the number of its host, from 1 on,
-/// above it.
+/// above it. Bits of the text behind the length are added to each address, so that several services have parts of one network.
 ///
 /// All of the default's addresses are the host itself, so that programs find a VF by the RDMA CM and its host by TCP at the
 /// same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct VerbsNetwork {
+    /// Address to which the numbers of hosts and VFs are added.
     base: Ipv4Addr,
     prefix: u8,
 }
@@ -23,7 +25,7 @@ pub struct VerbsNetwork {
 /// Text that is no network of at least 65,536 addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
-    "{0:?} is no network for VFs: say ADDRESS/LENGTH with a length of 8 to 16 and no bits behind it, such as 127.77.0.0/16"
+    "{0:?} is no network for VFs: say ADDRESS/LENGTH with a length of 8 to 16 and 0 as the lowest byte, such as 127.77.0.0/16"
 )]
 pub struct NoVerbsNetwork(String);
 
@@ -43,7 +45,19 @@ impl VerbsNetwork {
         let host = u32::try_from(host).ok()?.checked_add(1)?;
         let vf = u32::from(u8::try_from(vf.get()).ok()?);
         let offset = host.checked_mul(256)?.checked_add(vf)?;
-        (offset < size).then(|| Ipv4Addr::from_bits(self.base.to_bits() | offset))
+        let offset = (self.base.to_bits() & (size - 1)).checked_add(offset)?;
+        let network = self.base.to_bits() & !(size - 1);
+        (offset < size).then(|| Ipv4Addr::from_bits(network | offset))
+    }
+
+    /// Returns the network if nodes outside of the service can have addresses of it: guests and other services. Of loopback they
+    /// cannot, since Linux refuses such addresses on a network (`validate_ipv4_net_dev`).
+    pub(super) fn beyond(self) -> Option<Network> {
+        let network = Network {
+            base: self.base,
+            prefix: self.prefix,
+        };
+        (!self.base.is_loopback()).then_some(network)
     }
 }
 
@@ -64,8 +78,8 @@ impl FromStr for VerbsNetwork {
                 .parse()
                 .ok()
                 .filter(|prefix| (8..=16).contains(prefix))?;
-            let is_aligned = base.to_bits() << prefix == 0;
-            is_aligned.then_some(Self { base, prefix })
+            let [.., lowest] = base.octets();
+            (lowest == 0).then_some(Self { base, prefix })
         };
         network().ok_or_else(|| NoVerbsNetwork(text.to_owned()))
     }
@@ -92,10 +106,23 @@ mod tests {
         assert_eq!(at(254, 254), Some(Ipv4Addr::new(127, 77, 255, 254)));
         assert_eq!(at(255, 1), None);
         assert_eq!(at(usize::MAX, 1), None);
+        let network: VerbsNetwork = "10.77.100.0/16".parse().unwrap();
+        let at = |host, number| network.address(host, vf(number));
+        assert_eq!(at(0, 1), Some(Ipv4Addr::new(10, 77, 101, 1)));
+        assert_eq!(at(154, 1), Some(Ipv4Addr::new(10, 77, 255, 1)));
+        assert_eq!(at(155, 1), None);
         let network: VerbsNetwork = "10.0.0.0/8".parse().unwrap();
         let at = |host, number| network.address(host, vf(number));
         assert_eq!(at(255, 1), Some(Ipv4Addr::new(10, 1, 0, 1)));
         assert_eq!(at(65_535, 1), None);
+    }
+
+    #[test]
+    fn no_other_node_has_addresses_of_loopback() {
+        assert_eq!(VerbsNetwork::default().beyond(), None);
+        let network: VerbsNetwork = "10.77.100.0/16".parse().unwrap();
+        let beyond = network.beyond().unwrap();
+        assert!(beyond.holds(Ipv4Addr::new(10, 77, 1, 1)));
     }
 
     #[test]
@@ -105,7 +132,7 @@ mod tests {
             "127.77.0.0",
             "127.77.0.0/17",
             "127.77.0.0/7",
-            "127.77.1.0/16",
+            "127.77.0.1/16",
             "a/16",
             "::/8",
         ] {

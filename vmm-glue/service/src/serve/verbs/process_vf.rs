@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::os::fd::RawFd;
 
 use ib_vtime::Instant;
+use verbs_link::Network;
 use vf_tunnel::VfId;
 use vhca::world::HostId;
 
@@ -19,6 +20,8 @@ pub(crate) struct ProcessVf {
     pub(super) memory: ProcessMemory,
     /// Address for the RDMA CM, which bare nodes do not have.
     pub(super) address: Option<Ipv4Addr>,
+    /// Network of the address, if addresses that no VF of the service has are looked up there.
+    pub(super) network: Option<Network>,
     pub(super) holder: Option<Holder>,
 }
 

@@ -1,9 +1,12 @@
 //! A VF that a program has: its device, and the RDMA CM on the VF's port.
 
+use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
 use hca_api::{AsyncEvent, Consumer, Hca, HcaEvent, SpecialQp};
 use ib_endpoint::{EndPort, EndPortConfig};
+use ib_ipoib::{ArpEvent, Node};
 use ib_vtime::{Instant, Secret, SecretNumbers};
 use ib_wire::PortNum;
 use verbs_link::{
@@ -12,6 +15,7 @@ use verbs_link::{
 use vf_proxy::native::ProxyQp;
 use vhca_vfio_user::MemoryPool;
 
+use super::conflict::AddressConflict;
 use super::rings::MappedRings;
 use crate::show::ProgramUsage;
 
@@ -64,6 +68,10 @@ pub(super) struct VfProgram {
     pub(super) cm: RdmaCm,
     /// Opened by the first turn after each reset, since a host's connection manager answers whether a program runs or not.
     port: Option<EndPort<ProxyQp>>,
+    /// Its address where other nodes can ask for it, and the address book of the RDMA CM beyond the service's own.
+    node: Option<Node>,
+    /// Conflicts about the address go there.
+    conflicts: Option<Sender<AddressConflict>>,
     /// The VF has the RDMA CM, which a bare node has not.
     has_cm: bool,
     /// A program has used the RDMA CM since the last reset, and the port holds as many MADs as programs need.
@@ -81,11 +89,24 @@ impl VfProgram {
             device: ProcessDevice::new(),
             cm: RdmaCm::new(secrets.secret()),
             port: None,
+            node: None,
+            conflicts: None,
             has_cm: true,
             is_deep: false,
             limit,
             secrets,
         }
+    }
+
+    /// Makes the VF a node of IP over InfiniBand with an address.
+    pub(super) fn with_node(
+        mut self,
+        address: Ipv4Addr,
+        conflicts: Sender<AddressConflict>,
+    ) -> Self {
+        self.node = Some(Node::new(address));
+        self.conflicts = Some(conflicts);
+        self
     }
 
     /// Creates the adapter of a bare node, without the RDMA CM, and without a reset: others use it, too.
@@ -122,6 +143,9 @@ impl VfProgram {
             // A request that arrives between the two ports comes once more.
             if let Some(idle) = self.port.take() {
                 idle.close(hca);
+            }
+            if let Some(node) = &mut self.node {
+                node.port_replaced();
             }
             self.port = Some(self.open_port(now, hca, DEPTH)?);
             self.is_deep = true;
@@ -176,7 +200,40 @@ impl VfProgram {
             port,
             node_guid: hca.attributes().node_guid,
         };
-        self.cm.command(&mut host, addresses, channel, bytes)
+        let done = self.cm.command(&mut host, addresses, channel, bytes);
+        while let Some(address) = self.cm.poll_lookup() {
+            match &mut self.node {
+                Some(node) => node.resolve(now, address),
+                None => self.cm.address_found(&mut host, address, None),
+            }
+        }
+        self.take_node_events(now, hca);
+        done
+    }
+
+    /// Passes what the node found on to the ids that wait for it, and its conflicts to the log.
+    fn take_node_events(&mut self, now: Instant, hca: &dyn Hca) {
+        let (Some(node), Some(port)) = (&mut self.node, &mut self.port) else {
+            return;
+        };
+        while let Some(event) = node.poll_event() {
+            let (ip, gid) = match event {
+                ArpEvent::Resolved { ip, gid } => (ip, Some(gid)),
+                ArpEvent::Unresolved { ip } => (ip, None),
+                ArpEvent::Conflict { ip, gid, yields } => {
+                    let conflict = AddressConflict { ip, gid, yields };
+                    // Without a service there is no log.
+                    let _ = self.conflicts.as_ref().map(|log| log.send(conflict));
+                    continue;
+                }
+            };
+            let mut host = CmHost {
+                now,
+                port: &mut *port,
+                node_guid: hca.attributes().node_guid,
+            };
+            self.cm.address_found(&mut host, ip, gid);
+        }
     }
 
     /// Closes a channel of either kind.
@@ -195,9 +252,14 @@ impl VfProgram {
     }
 
     /// Moves events of the port to the ids that they are for.
-    fn take_port_events(&mut self, now: Instant, hca: &dyn Hca) {
+    fn take_port_events(&mut self, now: Instant, hca: &mut dyn Hca) {
         let Some(port) = &mut self.port else { return };
         while let Some(event) = port.poll_event() {
+            if let Some(node) = &mut self.node
+                && node.handle_port_event(now, hca, PORT, &event)
+            {
+                continue;
+            }
             let mut host = CmHost {
                 now,
                 port: &mut *port,
@@ -212,6 +274,9 @@ impl Consumer for VfProgram {
     fn handle_hca_event(&mut self, now: Instant, hca: &mut dyn Hca, event: &HcaEvent) {
         if *event == HcaEvent::Async(AsyncEvent::FunctionReset) {
             // Its buffers are the service's own.
+            if let Some(node) = &mut self.node {
+                node.reset(hca);
+            }
             if let Some(port) = self.port.take() {
                 port.close(hca);
             }
@@ -234,12 +299,18 @@ impl Consumer for VfProgram {
             more |= port.poll(now, hca);
             self.take_port_events(now, hca);
         }
+        if let (Some(node), Some(port)) = (&mut self.node, &mut self.port) {
+            more |= node.poll(now, hca, port);
+            self.take_node_events(now, hca);
+        }
         more
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
         let port = self.port.as_ref().and_then(EndPort::poll_timeout);
-        self.device.poll_timeout().into_iter().chain(port).min()
+        let node = self.node.as_ref().and_then(Node::poll_timeout);
+        let timeouts = self.device.poll_timeout().into_iter();
+        timeouts.chain(port).chain(node).min()
     }
 
     fn take_reset_request(&mut self) -> bool {

@@ -1,3 +1,5 @@
+mod names;
+
 use std::fs::OpenOptions;
 use std::net::Ipv4Addr;
 
@@ -53,14 +55,21 @@ fn programs_of_two_services_and_of_one_vf_begin_with_different_psns() {
 
 /// A service with a VF for programs on each host.
 fn service() -> Service {
-    let options = Options {
+    started(&options())
+}
+
+fn options() -> Options {
+    Options {
         topology: TopologySpec::TwoSwitch,
         vfs: 1,
         verbs: true,
         program_vfs: 1,
         ..Options::default()
-    };
-    let mut service = Service::in_virtual_time(Lab::build(&options, 1).unwrap());
+    }
+}
+
+fn started(options: &Options) -> Service {
+    let mut service = Service::in_virtual_time(Lab::build(options, 1).unwrap());
     pass(&mut service, Duration::from_secs(5));
     service
 }
