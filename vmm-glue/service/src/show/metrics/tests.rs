@@ -13,7 +13,7 @@ use vf_tunnel::{SpecialQp, ToPf, VfId};
 use vhca_diagnosis::KNOWN_FAULTS;
 
 use super::*;
-use crate::show::{NamedPf, VmmRow};
+use crate::show::{NamedPf, TrunkRow, VmmRow};
 
 const NOW: Instant = Instant::from_millis(2_500);
 
