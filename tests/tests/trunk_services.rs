@@ -2,7 +2,9 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where its surroundings do")]
 
 use std::collections::BTreeSet;
-use std::process::Stdio;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 use vhca_tests::live::{Lab, OpenSm, PATIENCE, Shim, wait_for};
@@ -191,6 +193,100 @@ fn opensm_manages_both_sites() {
     assert_eq!(nodes(&sites.south, "H1-1").len(), 16);
 }
 
+/// Runs `vhca trunk keygen` for a site. Returns its public key.
+fn keygen(folder: &Path, site: &str) -> String {
+    let binary = vhca_tests::live::binary();
+    let mut command = Command::new(binary);
+    let command = command.args(["trunk", "keygen"]).arg(folder.join(site));
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+#[test]
+fn services_with_keys_of_each_other_are_one_subnet_and_a_third_one_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = ["north", "south", "third"].map(|site| keygen(folder.path(), site));
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    fs::write(
+        path("peers"),
+        format!("{} north\n{} south\n", keys[0], keys[1]),
+    )
+    .unwrap();
+    let peers = path("peers");
+    let port = free_port();
+    let listen = format!("S1/5=listen:tls:127.0.0.1:{port}");
+    let connect = format!("S2/5=tls:localhost:{port}");
+    let serve = |site: &str, sm: &str, trunk: &str| {
+        let key = path(site);
+        let credentials = ["--trunk-key", &key, "--trunk-peers", &peers];
+        Lab::serve(&[&arguments(site, sm, trunk)[..], &credentials].concat())
+    };
+    let mut north = serve("north", "lite", &listen);
+    let mut third = serve("third", "none", &connect);
+    let (at_third, at_north) = ("does not list the key of this one", "is not listed");
+    third.service().wait_for_line(at_third, PATIENCE);
+    north.service().wait_for_line(at_north, PATIENCE);
+    // The VFs of the third site wait for a subnet manager; the northern ones have no fault.
+    let why = String::from_utf8(third.ask(&["why", "H1-1/1"]).stdout).unwrap();
+    assert!(why.contains(at_third) && why.contains(&keys[2]), "{why}");
+    let shown = north.json(&["show", "fabric"]).to_string();
+    assert!(
+        shown.contains(at_north) && shown.contains(&keys[2]),
+        "{shown}"
+    );
+    let south = serve("south", "none", &connect);
+    let sites = Sites {
+        north,
+        south,
+        trunk: connect,
+        _folder: Some(folder),
+    };
+    assert_eq!(sites.southern_guids().len(), 8);
+    assert_eq!(nodes(&sites.north, "H1-1").len(), 16);
+    // The port has its trunk, and the third site, which goes on trying, is refused without an effect on it.
+    third.service().signal("TERM");
+    for lab in [&sites.north, &sites.south] {
+        let shown = lab.json(&["show", "fabric"]).to_string();
+        assert!(!shown.contains("down: "), "{shown}");
+    }
+}
+
+#[test]
+fn a_trunk_without_tls_meets_one_with_it_and_both_say_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let key = keygen(folder.path(), "key");
+    let peers = folder.path().join("peers");
+    fs::write(&peers, key).unwrap();
+    let (port, key) = (free_port(), folder.path().join("key"));
+    let listen = format!("S1/5=listen:tls:127.0.0.1:{port}");
+    let credentials = [
+        "--trunk-key",
+        key.to_str().unwrap(),
+        "--trunk-peers",
+        peers.to_str().unwrap(),
+    ];
+    let north = arguments("north", "lite", &listen);
+    let mut north = Lab::serve(&[&north[..], &credentials].concat());
+    let connect = format!("S2/5=tcp:127.0.0.1:{port}");
+    let mut south = Lab::serve(&arguments("south", "none", &connect));
+    south
+        .service()
+        .wait_for_line("the other end speaks TLS", PATIENCE);
+    north
+        .service()
+        .wait_for_line("does not speak TLS", PATIENCE);
+    let binary = vhca_tests::live::binary();
+    let mut command = Command::new(binary);
+    let output = command
+        .args(["serve", "--trunk", "S1/5=tls:spine:18600"])
+        .output()
+        .unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("vhca trunk keygen"), "{error}");
+}
+
 #[test]
 fn trunks_that_cannot_be_are_refused_with_the_remedy() {
     let sites = Sites::new();
@@ -205,7 +301,7 @@ fn trunks_that_cannot_be_are_refused_with_the_remedy() {
         (format!("S2={address}"), "say which port"),
     ] {
         let binary = vhca_tests::live::binary();
-        let output = std::process::Command::new(binary)
+        let output = Command::new(binary)
             .args(["serve", "--site", "x", "--trunk", &trunk])
             .output()
             .unwrap();

@@ -9,6 +9,7 @@ mod number;
 mod programs;
 mod serve;
 mod server;
+mod trunk;
 mod vfio;
 mod words;
 
@@ -30,6 +31,7 @@ pub(crate) use link::{ClearArgs, ClearCommand, WrongWords};
 pub(crate) use programs::{EnvArgs, RunArgs};
 pub(crate) use serve::ServeArgs;
 pub(crate) use server::{ServerArgs, say};
+pub(crate) use trunk::TrunkCommand;
 pub(crate) use vfio::{ConnectArgs, Destination, PingArgs, VfioArgs, VfioCommand};
 
 /// Virtual InfiniBand HCAs.
@@ -104,6 +106,9 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Print what makes the programs of a shell use a port of a running service: eval "$(vhca env)".
     Env(EnvArgs),
+    /// Make keys for trunks, which join the fabrics of services.
+    #[command(subcommand)]
+    Trunk(TrunkCommand),
     /// Drive a VF of a ConnectX-3 in this machine that is bound to vfio-pci: paths, groups, datagrams, connections.
     Vfio(VfioArgs),
     /// Start a fabric with unmodified Linux guests on its VFs, ready to type in, until ^C.

@@ -28,7 +28,7 @@ use vhca_vfio_user::memory::is_mapped_privately;
 
 use crate::cli::{
     BenchArgs, Cli, Command, ConsoleArgs, DemoArgs, DrainArgs, EnvArgs, LabArgs, QemuArgsArgs,
-    RunArgs, ServeArgs, TiedArgs,
+    RunArgs, ServeArgs, TiedArgs, TrunkCommand,
 };
 
 fn main() -> ExitCode {
@@ -50,6 +50,7 @@ fn main() -> ExitCode {
         Command::Stop(args) => ask::stop(&args).map(|()| true),
         Command::Run(args) => run(&args),
         Command::Env(args) => environment(&args),
+        Command::Trunk(what) => trunk(&what).map(|()| true),
         Command::Vfio(args) => vfio::run(&args).map(|()| true),
         Command::Lab(args) => lab(&args).map(|()| true),
         Command::Console(args) => console(&args).map(|()| true),
@@ -71,6 +72,12 @@ fn main() -> ExitCode {
 /// Logs on stderr: what RUST_LOG says, or else the default.
 fn start_log(default: &str) {
     env_logger::Builder::from_env(Env::default().default_filter_or(default)).init();
+}
+
+/// Makes or reads a key of trunks, and prints its public key.
+fn trunk(what: &TrunkCommand) -> anyhow::Result<()> {
+    let key = what.run()?;
+    writeln!(io::stdout(), "{key}").context("cannot print")
 }
 
 /// Connects for the service at the other end of stdin.

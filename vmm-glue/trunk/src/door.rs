@@ -153,7 +153,7 @@ fn connect(address: &str) -> io::Result<OwnedFd> {
     let wrong = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
     match address.parse().map_err(wrong)? {
         TrunkAddress::Unix(path) => connect_unix(&path),
-        TrunkAddress::Tcp { host, port } => {
+        TrunkAddress::Tcp { host, port } | TrunkAddress::Tls { host, port } => {
             let mut last = io::Error::from(io::ErrorKind::NotFound);
             for address in TrunkAddress::socket(&host, port).to_socket_addrs()? {
                 match TcpStream::connect_timeout(&address, PATIENCE) {

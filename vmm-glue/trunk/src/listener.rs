@@ -31,7 +31,7 @@ impl TrunkListener {
                 socket.set_nonblocking(true)?;
                 (socket.into(), Some(path.clone()))
             }
-            TrunkAddress::Tcp { host, port } => {
+            TrunkAddress::Tcp { host, port } | TrunkAddress::Tls { host, port } => {
                 let socket = TcpListener::bind(TrunkAddress::socket(host, *port))?;
                 socket.set_nonblocking(true)?;
                 (socket.into(), None)

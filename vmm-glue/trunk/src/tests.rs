@@ -7,7 +7,7 @@ use ib_wire::Guid;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use crate::{Carrier, TrunkAddress, TrunkListener, door};
+use crate::{Carrier, Security, TrunkAddress, TrunkListener, door};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -28,6 +28,8 @@ fn addresses_are_read_and_written_and_others_are_refused() {
         "tcp:spine-0:18600",
         "tcp:[::]:1",
         "tcp:10.0.0.1:65535",
+        "tls:spine-0:18600",
+        "tls:[::]:1",
     ] {
         let address: TrunkAddress = text.parse().unwrap();
         assert_eq!(address.to_string(), text);
@@ -40,10 +42,29 @@ fn addresses_are_read_and_written_and_others_are_refused() {
         "tcp:host:0",
         "tcp::1",
         "tcp:::1",
+        "tls:host",
+        "udp:host:1",
         "host:1",
     ] {
         let error = text.parse::<TrunkAddress>().unwrap_err().to_string();
         assert!(error.contains("tcp:HOST:PORT"), "{error}");
+    }
+}
+
+#[test]
+fn plain_bytes_are_exposed_beyond_the_machine_alone() {
+    for (text, is_exposed) in [
+        ("unix:/run/x", false),
+        ("tls:spine:1", false),
+        ("tcp:localhost:1", false),
+        ("tcp:127.0.0.1:1", false),
+        ("tcp:[::1]:1", false),
+        ("tcp:[::]:1", true),
+        ("tcp:0.0.0.0:1", true),
+        ("tcp:spine:1", true),
+    ] {
+        let address: TrunkAddress = text.parse().unwrap();
+        assert_eq!(address.is_exposed(), is_exposed, "{text}");
     }
 }
 
@@ -83,7 +104,8 @@ fn sessions_open_and_close_over_both_kinds_of_connections() {
         wait_for(&listener);
         let far = listener.accept().unwrap().unwrap();
         assert!(TrunkListener::bind(&address).is_err(), "{text}");
-        let mut carriers = [near, far].map(|socket| Carrier::new(socket, TIMEOUT).unwrap());
+        let mut carriers =
+            [near, far].map(|socket| Carrier::new(socket, TIMEOUT, &Security::Plain).unwrap());
         let mut sessions = ["a", "b"].map(session);
         for (carrier, session) in carriers.iter_mut().zip(&mut sessions) {
             assert!(carrier.transmit(session));

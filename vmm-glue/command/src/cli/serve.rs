@@ -62,12 +62,25 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NODE", value_delimiter = ',')]
     bare: Vec<String>,
     /// Join this fabric to another service's by a cable between ports: PORT=ADDRESS connects to a service that listens, as
-    /// in S1/8=tcp:spine:18600, and PORT=listen:ADDRESS listens, as in S1/8=listen:tcp:[::]:18600; unix:PATH instead of
-    /// tcp:HOST:PORT stays within the machine. With ,peer=host behind the address the other end is not trusted: it speaks for
-    /// its own LIDs alone, and manages no subnet; with ,peer=fabric it is trusted as a switch is. [default: host at an end that
-    /// listens, fabric at one that connects] Can be given more than once.
+    /// in S1/8=tls:spine:18600, and PORT=listen:ADDRESS listens, as in S1/8=listen:tls:[::]:18600; tcp:HOST:PORT does without
+    /// TLS, and unix:PATH stays within the machine. With ,peer=host behind the address the other end is not trusted: it speaks
+    /// for its own LIDs alone, and manages no subnet; with ,peer=fabric it is trusted as a switch is. [default: host at an end
+    /// that listens, fabric at one that connects] Can be given more than once.
     #[arg(long, value_name = "PORT=ADDRESS")]
     trunk: Vec<TrunkSpec>,
+    /// The private key of this end of trunks with tls: addresses, as `vhca trunk keygen` makes it, or that of
+    /// --trunk-certificate.
+    #[arg(long, value_name = "FILE")]
+    trunk_key: Option<PathBuf>,
+    /// The public keys of the other ends, one a line.
+    #[arg(long, value_name = "FILE")]
+    trunk_peers: Option<PathBuf>,
+    /// Instead of a list of keys: the certificate of --trunk-key, with its chain, in PEM.
+    #[arg(long, value_name = "FILE")]
+    trunk_certificate: Option<PathBuf>,
+    /// The CAs that issue the certificates of the other ends, in PEM.
+    #[arg(long, value_name = "FILE")]
+    trunk_ca: Option<PathBuf>,
     /// Name of this service among services that trunks join, each of which has GUIDs of its own by it. [default: with
     /// --trunk the environment variable NODE_NAME, or else the name of the machine]
     #[arg(long, value_name = "NAME")]
@@ -211,6 +224,13 @@ impl ServeArgs {
         list(&mut options.pf, &self.pf);
         list(&mut options.trunks, &self.trunk);
         some(&mut options.site.name, self.site.as_ref());
+        some(&mut options.site.key, self.trunk_key.as_ref());
+        some(&mut options.site.peers, self.trunk_peers.as_ref());
+        some(
+            &mut options.site.certificate,
+            self.trunk_certificate.as_ref(),
+        );
+        some(&mut options.site.ca, self.trunk_ca.as_ref());
         some(&mut options.vfs, self.vfs.as_ref());
         some(&mut options.guids, self.guids.as_ref());
         list(&mut options.rights, &self.rights);

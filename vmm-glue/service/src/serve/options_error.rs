@@ -9,6 +9,7 @@ use super::attach_spec::AttachSpec;
 use super::ibsim::sockets::IbsimAddress;
 use super::options_file::GivenOptions;
 use super::options_file::VFS;
+use super::trunk_credentials::TrunkCredentialsError;
 
 /// Bytes of a name of abstract sockets at most: 108, without a zero at either end and the longest suffix of the
 /// protocol, `:out` and a 32-bit number.
@@ -65,6 +66,9 @@ pub enum OptionsError {
         "attach names a port of a Linux HCA and something else: one service has one such port, so start another service for each"
     )]
     OnePort,
+    /// Credentials of trunks that do not go with their addresses.
+    #[error(transparent)]
+    Trunk(#[from] TrunkCredentialsError),
     /// The service would be a client of its own.
     #[error(
         "attach and ibsim both name {0}: choose another name, since a service cannot attach to itself"

@@ -17,7 +17,8 @@ use super::options_error::OptionsError;
 use super::policy::PolicyOptions;
 use super::subnet::{PartEnforce, PartitionSpec, SubnetOptions, lmc};
 use super::topology::TopologySpec;
-use super::trunk_spec::TrunkSpec;
+use super::trunk_credentials::TrunkCredentials;
+use super::trunk_spec::{TrunkSpec, complete};
 use super::verbs::network::VerbsNetwork;
 use ib_trunk::SiteName;
 
@@ -104,6 +105,25 @@ pub struct SiteTable {
     /// Its name.
     #[serde(default, deserialize_with = "site_name")]
     pub name: Option<SiteName>,
+    /// Private key of its trunks with TLS that name no other one.
+    pub key: Option<PathBuf>,
+    /// The public keys of the other ends.
+    pub peers: Option<PathBuf>,
+    /// Certificate of the key.
+    pub certificate: Option<PathBuf>,
+    /// The CAs of the other ends.
+    pub ca: Option<PathBuf>,
+}
+
+impl SiteTable {
+    fn credentials(&self) -> TrunkCredentials {
+        TrunkCredentials {
+            key: self.key.clone(),
+            peers: self.peers.clone(),
+            certificate: self.certificate.clone(),
+            ca: self.ca.clone(),
+        }
+    }
 }
 
 fn site_name<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SiteName>, D::Error> {
@@ -181,8 +201,9 @@ impl GivenOptions {
     ///
     /// # Errors
     /// [`OptionsError`] if they cannot be used together.
-    pub fn with_defaults(self) -> Result<Options, OptionsError> {
+    pub fn with_defaults(mut self) -> Result<Options, OptionsError> {
         self.check()?;
+        complete(&mut self.trunks, &self.site.credentials())?;
         let ibsim = self.ibsim_addresses().collect();
         let program_vfs = self.for_programs();
         Ok(Options {

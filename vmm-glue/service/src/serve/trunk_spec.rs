@@ -2,13 +2,16 @@
 
 use core::fmt;
 use core::str::FromStr;
+use std::path::PathBuf;
 
 use ib_trunk::SiteName;
 use ib_vtime::Duration;
 use rustix::system::uname;
 use serde::Deserialize;
 use thiserror::Error;
-use vhca_trunk::{AddressError, TrunkAddress};
+use vhca_trunk::{AddressError, Security, TlsEnd, TrunkAddress};
+
+use super::trunk_credentials::{TrunkCredentials, TrunkCredentialsError};
 
 /// Time without a byte after which a trunk is down, unless its specification says otherwise.
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -25,6 +28,8 @@ pub struct TrunkSpec {
     pub timeout: Duration,
     /// The other end, if it was said.
     pub peer: Option<TrunkPeer>,
+    /// The files by which the ends know each other, for `tls:` addresses.
+    pub credentials: TrunkCredentials,
 }
 
 /// The trust in the other end of a trunk.
@@ -38,14 +43,62 @@ pub enum TrunkPeer {
 }
 
 impl TrunkSpec {
-    /// Returns the trust in the other end: as it was said, or else a listener without authentication takes those that connect for hosts.
-    /// An end that connects has chosen the fabric that it joins.
+    /// Returns the trust in the other end: as it was said, or else a listener takes each end that connects for a host, also one
+    /// whose key it knows. An end that connects has chosen the fabric that it joins.
     #[must_use]
     pub fn peer(&self) -> TrunkPeer {
         self.peer.unwrap_or(match &self.way {
-            TrunkWay::Listen(TrunkAddress::Unix(_) | TrunkAddress::Tcp { .. }) => TrunkPeer::Host,
+            TrunkWay::Listen(_) => TrunkPeer::Host,
             TrunkWay::Connect(_) => TrunkPeer::Fabric,
         })
+    }
+
+    fn has_tls(&self) -> bool {
+        matches!(self.way.address(), TrunkAddress::Tls { .. })
+    }
+
+    /// Reads the credentials of the trunk, if it has TLS.
+    ///
+    /// # Errors
+    /// The reason and the remedy, in one line.
+    pub(super) fn security(&self) -> Result<Security, String> {
+        if !self.has_tls() {
+            return Ok(Security::Plain);
+        }
+        let missing = || TrunkCredentialsError::Missing(self.port.clone()).to_string();
+        let files = self.credentials.files().ok_or_else(missing)?;
+        let end = match &self.way {
+            TrunkWay::Connect(TrunkAddress::Tls { host, .. }) => TlsEnd::connecting(&files, host),
+            _ => TlsEnd::listening(&files),
+        };
+        end.map(Security::Tls).map_err(|error| error.to_string())
+    }
+}
+
+/// Completes the credentials of trunks by those which their site has.
+///
+/// # Errors
+/// [`TrunkCredentialsError`].
+pub(super) fn complete(
+    trunks: &mut [TrunkSpec],
+    of_site: &TrunkCredentials,
+) -> Result<(), TrunkCredentialsError> {
+    let none = TrunkCredentials::default();
+    let mut uses_tls = false;
+    for trunk in trunks {
+        let port = trunk.port.clone();
+        if trunk.has_tls() {
+            uses_tls = true;
+            trunk.credentials = trunk.credentials.or(of_site);
+            let files = trunk.credentials.files();
+            files.ok_or(TrunkCredentialsError::Missing(port))?;
+        } else if trunk.credentials != none {
+            return Err(TrunkCredentialsError::Plain(port));
+        }
+    }
+    match uses_tls || *of_site == none {
+        true => Ok(()),
+        false => Err(TrunkCredentialsError::Unused),
     }
 }
 
@@ -63,7 +116,7 @@ pub enum TrunkWay {
 pub enum TrunkSpecError {
     /// It has another form.
     #[error(
-        "expected PORT=ADDRESS or PORT=listen:ADDRESS, as in S1/8=tcp:spine:18600 or S1/8=listen:tcp:[::]:18600"
+        "expected PORT=ADDRESS or PORT=listen:ADDRESS, as in S1/8=tls:spine:18600 or S1/8=listen:tls:[::]:18600"
     )]
     Form,
     /// The address.
@@ -101,7 +154,18 @@ impl FromStr for TrunkSpec {
             way,
             timeout: TIMEOUT,
             peer,
+            credentials: TrunkCredentials::default(),
         })
+    }
+}
+
+impl TrunkWay {
+    /// Returns the address of the end that listens.
+    #[must_use]
+    pub const fn address(&self) -> &TrunkAddress {
+        match self {
+            Self::Listen(address) | Self::Connect(address) => address,
+        }
     }
 }
 
@@ -123,6 +187,10 @@ struct TrunkTable {
     connect: Option<String>,
     timeout: Option<String>,
     peer: Option<TrunkPeer>,
+    key: Option<PathBuf>,
+    peers: Option<PathBuf>,
+    certificate: Option<PathBuf>,
+    ca: Option<PathBuf>,
 }
 
 impl TryFrom<TrunkTable> for TrunkSpec {
@@ -140,6 +208,12 @@ impl TryFrom<TrunkTable> for TrunkSpec {
             way,
             timeout,
             peer: table.peer,
+            credentials: TrunkCredentials {
+                key: table.key,
+                peers: table.peers,
+                certificate: table.certificate,
+                ca: table.ca,
+            },
         })
     }
 }
@@ -192,6 +266,10 @@ mod tests {
         assert_eq!(spec.timeout, Duration::from_millis(250));
         let spec = read("port = \"S1/8\"\nconnect = \"tcp:a:1\"\npeer = \"host\"\n").unwrap();
         assert_eq!(spec.peer(), TrunkPeer::Host);
+        let spec = read("port = \"S1/8\"\nconnect = \"tls:a:1\"\nkey = \"k\"\npeers = \"p\"\n");
+        let spec = spec.unwrap();
+        assert_eq!(spec.credentials.key, Some("k".into()));
+        assert_eq!(spec.credentials.peers, Some("p".into()));
         for (text, words) in [
             ("port = \"S1/8\"\n", "either listen or connect"),
             ("port = \"S1/8\"\nconnect = \"x\"\n", "tcp:HOST:PORT"),
@@ -207,5 +285,36 @@ mod tests {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
         }
+    }
+
+    #[test]
+    fn credentials_and_tls_addresses_come_together() {
+        let site = |key: bool, peers: bool| TrunkCredentials {
+            key: key.then(|| "k".into()),
+            peers: peers.then(|| "p".into()),
+            ..TrunkCredentials::default()
+        };
+        let complete = |trunk: &str, site: &TrunkCredentials| {
+            let mut trunks = [trunk.parse().unwrap()];
+            complete(&mut trunks, site).map_err(|error| error.to_string())
+        };
+        assert_eq!(complete("S1/5=tls:a:1", &site(true, true)), Ok(()));
+        assert_eq!(complete("S1/5=tcp:a:1", &site(false, false)), Ok(()));
+        for (trunk, site, words) in [
+            ("S1/5=tls:a:1", site(true, false), "trunk S1/5 needs"),
+            (
+                "S1/5=listen:tls:[::]:1",
+                site(false, false),
+                "vhca trunk keygen",
+            ),
+            ("S1/5=tcp:a:1", site(true, true), "tls:HOST:PORT"),
+        ] {
+            let error = complete(trunk, &site).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+        let mut trunks = ["S1/5=tcp:a:1".parse::<TrunkSpec>().unwrap()];
+        trunks[0].credentials = site(true, true);
+        let refused = super::complete(&mut trunks, &TrunkCredentials::default());
+        assert_eq!(refused, Err(TrunkCredentialsError::Plain("S1/5".into())));
     }
 }

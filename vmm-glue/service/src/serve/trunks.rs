@@ -9,11 +9,12 @@ use ib_trunk::{CloseReason, Hello, Session, SessionConfig, SiteName, TrunkEnd, T
 use ib_vtime::{Duration, Instant};
 use ib_wire::Guid;
 use rustix::io::Errno;
-use vhca_trunk::{Carrier, Door, TrunkListener};
+use vhca_trunk::{Carrier, Door, Security, TrunkListener};
 
 use super::announcement::Announcement;
 use super::lab::Lab;
 use super::lab_error::LabError;
+use super::trunk_handshakes::{Handshakes, Outcome};
 use super::trunk_spec::{TrunkPeer, TrunkSpec, TrunkWay};
 use super::way_in::{Turn, WayIn};
 use crate::show::TrunkRow;
@@ -27,6 +28,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 const FAREWELL: Duration = Duration::from_secs(1);
 const MAX_REFUSED: usize = 8;
 
+/// Time after a failed handshake at a listener for which others are not mentioned.
+const QUIET: Duration = Duration::from_secs(1);
+
 /// Connections of one listener that are looked at before others have their turn.
 const BATCH: usize = 16;
 
@@ -38,10 +42,12 @@ struct Trunk {
     end: TrunkEnd,
     /// The switch takes the other end for a host that is not trusted.
     is_guarded: bool,
+    security: Security,
     listener: Option<TrunkListener>,
+    handshakes: Handshakes,
     carrier: Option<Carrier>,
     /// Connections that were refused, and the time at which they are closed. One that is closed with unread bytes would take the reason
-    /// with it.
+    /// with it. They are watched for their end alone.
     refused: VecDeque<(Instant, Carrier)>,
     /// The connection is watched for room.
     waits_for_room: bool,
@@ -50,8 +56,10 @@ struct Trunk {
     pause: Duration,
     /// Time of the next attempt.
     attempt: Option<Instant>,
-    /// Words of the last failure of the door.
+    /// Words of the last failure of the door, or of TLS.
     refusal: Option<String>,
+    /// Failed handshakes of strangers are not worth a word until then.
+    quiet: Option<Instant>,
 }
 
 /// The trunks of a service.
@@ -90,7 +98,7 @@ impl Trunks {
                 continue;
             };
             let is_due = trunk.attempt.is_none_or(|attempt| attempt <= now);
-            if trunk.carrier.is_none() && !trunk.is_ordered && is_due {
+            if trunk.waits_for_attempt() && is_due {
                 match door.order(number, address) {
                     Ok(()) => trunk.is_ordered = true,
                     Err(error) => trunk.fail(now, error.to_string()),
@@ -120,11 +128,11 @@ impl Trunks {
                 continue;
             };
             trunk.is_ordered = false;
-            let connected = answer.connected.and_then(|socket| {
-                Carrier::new(socket, trunk.spec.timeout).map_err(|error| error.to_string())
-            });
+            let connected = answer
+                .connected
+                .and_then(|socket| Carrier::new(socket, trunk.spec.timeout, &trunk.security));
             match connected {
-                Ok(carrier) => trunk.begin(turn, carrier),
+                Ok(carrier) => trunk.greet(turn, carrier),
                 Err(words) => trunk.fail(turn.now, words),
             }
         }
@@ -150,6 +158,14 @@ impl Trunk {
         if spec.peer == Some(TrunkPeer::Host) && !is_guarded {
             return Err(wrong(&"a host is at a port of a switch: say peer=fabric"));
         }
+        let security = spec.security().map_err(|error| wrong(&error))?;
+        if spec.way.address().is_exposed() {
+            log::warn!(
+                "trunk {} ({}) is plain: whatever is on the way can read its packets and add others; say tls: instead of tcp: at both ends",
+                spec.port,
+                spec.way
+            );
+        }
         let listener = match &spec.way {
             TrunkWay::Listen(address) => Some(TrunkListener::bind(address)),
             TrunkWay::Connect(_) => None,
@@ -170,7 +186,9 @@ impl Trunk {
             },
             end,
             is_guarded,
+            security,
             listener,
+            handshakes: Handshakes::default(),
             carrier: None,
             refused: VecDeque::new(),
             waits_for_room: false,
@@ -178,16 +196,63 @@ impl Trunk {
             pause: FIRST_PAUSE,
             attempt: None,
             refusal: None,
+            quiet: None,
         })
     }
 
+    /// Returns `true` if there is neither a connection nor one on its way.
+    fn waits_for_attempt(&self) -> bool {
+        self.carrier.is_none() && self.handshakes.is_empty() && !self.is_ordered
+    }
+
+    /// Begins with the handshake of a connection.
+    fn greet(&mut self, turn: &mut Turn<'_>, carrier: Carrier) {
+        let until = turn.now + self.spec.timeout;
+        let outcome = self.handshakes.begin(turn, carrier, until);
+        self.settle(turn, outcome);
+    }
+
+    /// Takes a connection whose handshake is over, or refuses it.
+    fn settle(&mut self, turn: &mut Turn<'_>, outcome: Option<Outcome>) {
+        match (outcome, &self.carrier) {
+            (Some(Outcome::Open(carrier)), None) => self.begin(turn, carrier),
+            (Some(Outcome::Open(carrier)), Some(_)) => self.refuse(turn, carrier),
+            (Some(Outcome::Failed(carrier, words)), _) => {
+                self.part(turn, carrier);
+                self.fail_handshake(turn.now, words);
+            }
+            (None, _) => {}
+        }
+    }
+
+    /// Keeps the reason of a failed handshake, unless strangers cause one after the other.
+    fn fail_handshake(&mut self, now: Instant, words: String) {
+        let is_quiet = self.quiet.is_some_and(|until| now < until);
+        if self.listener.is_some() && is_quiet {
+            return;
+        }
+        self.quiet = Some(now + QUIET);
+        if self.carrier.is_none() {
+            self.fail(now, words);
+        } else {
+            let Self { spec, .. } = self;
+            log::warn!(
+                "trunk {} ({}): a connection was refused beside the one that is up: {words}",
+                spec.port,
+                spec.way
+            );
+        }
+    }
+
     fn begin(&mut self, turn: &mut Turn<'_>, carrier: Carrier) {
-        turn.watches.add(&carrier, EventSet::IN);
+        turn.watches.modify(&carrier, EventSet::IN);
         self.carrier = Some(carrier);
         self.waits_for_room = false;
         self.refusal = None;
         let fabric = turn.lab.world_mut().fabric_mut();
         self.end.connect(turn.now, fabric, self.config.clone());
+        // With TLS, bytes of the session may have come with the last ones of the handshake.
+        self.receive(turn.now);
     }
 
     fn fail(&mut self, now: Instant, words: String) {
@@ -202,11 +267,9 @@ impl Trunk {
             let accepted = self.listener.as_ref().map(TrunkListener::accept);
             match accepted {
                 Some(Ok(Some(socket))) => {
-                    let carrier = Carrier::new(socket, self.spec.timeout);
-                    match (carrier, &self.carrier) {
-                        (Ok(carrier), None) => self.begin(turn, carrier),
-                        (Ok(carrier), Some(_)) => self.refuse(turn.now, carrier),
-                        (Err(_), _) => {}
+                    let carrier = Carrier::new(socket, self.spec.timeout, &self.security);
+                    if let Ok(carrier) = carrier {
+                        self.greet(turn, carrier);
                     }
                 }
                 // A service that is short of descriptors accepts later: the socket stays ready.
@@ -220,15 +283,35 @@ impl Trunk {
     }
 
     /// Closes a connection beside the one that is there, with the reason. Its hello says more to an end of the same site.
-    fn refuse(&mut self, now: Instant, mut carrier: Carrier) {
-        let mut session = Session::new(now, self.config.clone());
+    fn refuse(&mut self, turn: &mut Turn<'_>, mut carrier: Carrier) {
+        let mut session = Session::new(turn.now, self.config.clone());
         session.close(CloseReason::Busy);
         // A new connection has room for two records.
         carrier.transmit(&mut session);
-        if self.refused.len() == MAX_REFUSED {
-            self.refused.pop_front();
+        self.part(turn, carrier);
+    }
+
+    /// Closes a connection in a while, so that the other end has time to read the reason.
+    fn part(&mut self, turn: &mut Turn<'_>, carrier: Carrier) {
+        if self.refused.len() == MAX_REFUSED
+            && let Some((_, oldest)) = self.refused.pop_front()
+        {
+            turn.watches.remove(oldest.into_socket());
         }
-        self.refused.push_back((now + FAREWELL, carrier));
+        turn.watches.modify(&carrier, EventSet::empty());
+        self.refused.push_back((turn.now + FAREWELL, carrier));
+    }
+
+    /// Moves on a connection besides the open one that is ready, or whose other end is gone.
+    fn handle_other(&mut self, turn: &mut Turn<'_>, fd: RawFd) {
+        let mut refused = self.refused.iter();
+        let gone = refused.position(|(_, carrier)| carrier.as_fd().as_raw_fd() == fd);
+        if let Some((_, carrier)) = gone.and_then(|place| self.refused.remove(place)) {
+            turn.watches.remove(carrier.into_socket());
+        } else {
+            let outcome = self.handshakes.handle_ready(turn, fd);
+            self.settle(turn, outcome);
+        }
     }
 
     fn receive(&mut self, now: Instant) {
@@ -241,19 +324,23 @@ impl Trunk {
 
     /// Moves packets, bytes and time on.
     fn drive(&mut self, turn: &mut Turn<'_>) {
+        while let Some(late) = self.handshakes.handle_timeout(turn.now) {
+            self.settle(turn, Some(late));
+        }
+        while self
+            .refused
+            .front()
+            .is_some_and(|(until, _)| *until <= turn.now)
+            && let Some((_, carrier)) = self.refused.pop_front()
+        {
+            turn.watches.remove(carrier.into_socket());
+        }
         let fabric = turn.lab.world_mut().fabric_mut();
         if let Some(session) = self.end.session_mut() {
             // What the last turn had no time to read.
             if session.poll_timeout().is_some_and(|due| due <= turn.now) {
                 session.handle_timeout(turn.now);
             }
-        }
-        while self
-            .refused
-            .front()
-            .is_some_and(|(until, _)| *until <= turn.now)
-        {
-            self.refused.pop_front();
         }
         let mut is_over = false;
         if let Some(carrier) = &mut self.carrier {
@@ -280,8 +367,12 @@ impl Trunk {
             }
         }
         if is_over && let Some(carrier) = self.carrier.take() {
-            turn.watches.remove(carrier.into_socket());
             self.end.disconnect(fabric);
+            self.refusal = carrier.failure().map(str::to_owned);
+            match self.refusal {
+                Some(_) => self.part(turn, carrier),
+                None => turn.watches.remove(carrier.into_socket()),
+            }
             self.attempt = Some(turn.now + self.pause);
             self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         }
@@ -370,6 +461,8 @@ impl WayIn for Trunks {
                 trunk.accept(turn);
             } else if trunk.has(ready.fd) {
                 trunk.receive(turn.now);
+            } else {
+                trunk.handle_other(turn, ready.fd);
             }
         }
     }
@@ -383,11 +476,13 @@ impl WayIn for Trunks {
 
     fn poll_timeout(&self) -> Option<Instant> {
         let due = self.trunks.iter().filter_map(|trunk| {
-            let waits = trunk.carrier.is_none() && trunk.listener.is_none() && !trunk.is_ordered;
+            let waits = trunk.listener.is_none() && trunk.waits_for_attempt();
             let session = trunk.end.session().and_then(Session::poll_timeout);
             let refused = trunk.refused.front().map(|(until, _)| *until);
             let attempt = trunk.attempt.filter(|_| waits);
-            session.or(attempt).into_iter().chain(refused).min()
+            let handshake = trunk.handshakes.poll_timeout();
+            let others = refused.into_iter().chain(handshake);
+            session.or(attempt).into_iter().chain(others).min()
         });
         due.min()
     }

@@ -306,6 +306,21 @@ pub(super) const PAGES: &[Page] = &[
         ..PAGE
     },
     Page {
+        command: "trunk",
+        examples: &[
+            (
+                "vhca trunk keygen leaf.key",
+                "Make the private key of a site, and print the line for the peers of the others.",
+            ),
+            (
+                "vhca serve --trunk S2/5=tls:spine:18600 --trunk-key leaf.key --trunk-peers peers",
+                "Connect with it to a site whose public key is in peers.",
+            ),
+        ],
+        see: &["serve"],
+        ..PAGE
+    },
+    Page {
         command: "capture",
         exit: &[(
             "1",
