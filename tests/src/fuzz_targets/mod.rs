@@ -23,6 +23,7 @@ mod sa;
 mod sa_side;
 mod sm;
 mod tids;
+mod trunk;
 mod umad_server;
 mod verbs;
 mod vfio_user;
@@ -62,6 +63,7 @@ pub const TARGETS: &[Target] = &[
     ("tids", tids::tids),
     ("topology_file", parsers::topology_file),
     ("trace", parsers::trace),
+    ("trunk", trunk::trunk),
     ("umad_server", umad_server::umad_server),
     ("uverbs_commands", verbs::uverbs_commands),
     ("uverbs_rings", verbs::uverbs_rings),

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{MemoryCgroup, Process, wait_for};
+use super::{Machines, MemoryCgroup, Process, wait_for};
 
 /// For whatever takes a moment: far more than it needs on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -69,6 +69,11 @@ impl Lab {
     pub fn serve_on(outer: &Self, node: &str, arguments: &[&str]) -> Self {
         let binary = binary().to_string_lossy();
         Self::start(outer.on(Shim::Vhca, node, &[&binary]), arguments)
+    }
+
+    /// Starts the service on a machine of a pair.
+    pub fn serve_at(machines: &Machines, side: usize, arguments: &[&str]) -> Self {
+        Self::start(machines.vhca(side), arguments)
     }
 
     fn start(mut command: Command, arguments: &[&str]) -> Self {

@@ -9,10 +9,12 @@ mod capture;
 mod lab;
 pub mod linux_hca;
 pub mod linux_pf;
+mod machines;
 mod memory_cgroup;
 mod process;
 
 pub use capture::{Capture, Packets};
 pub use lab::{Lab, OpenSm, PATIENCE, Shim, binary};
+pub use machines::Machines;
 pub use memory_cgroup::MemoryCgroup;
 pub use process::{Process, wait_for};

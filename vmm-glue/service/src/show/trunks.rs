@@ -39,7 +39,7 @@ impl Row for TrunkRow {
         column("peer"),
         column("peer_guid"),
         column("peer_port"),
-        column("round_trip_ms"),
+        column("round_trip_us"),
         column("sent_bytes"),
         column("received_bytes"),
         column("discarded"),
@@ -56,7 +56,9 @@ impl Row for TrunkRow {
             Cell::of(trust),
             Cell::option(peer, |peer| Cell::of(peer.node_guid)),
             Cell::option(peer, |peer| Cell::Number(peer.port.into())),
-            Cell::option(counted.round_trip, Cell::time),
+            Cell::option(counted.round_trip, |time| {
+                Cell::Number(u64::try_from(time.as_micros()).unwrap_or(u64::MAX))
+            }),
             Cell::Number(counted.sent_bytes),
             Cell::Number(counted.received_bytes),
             Cell::Number(counted.discarded),

@@ -1,0 +1,147 @@
+//! Services on two machines whose fabrics a trunk joins over a wire that fails, or is slow. The machines are network namespaces: without the
+//! right to make those nothing is tested here.
+#![expect(clippy::unwrap_used, reason = "a test fails where its surroundings do")]
+
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use vhca_tests::live::{Lab, Machines, PATIENCE, Shim, wait_for};
+
+/// The port of the listener.
+const PORT: u16 = 18_600;
+
+/// Services of two machines: the first has the subnet manager, and listens.
+struct Sites {
+    labs: [Lab; 2],
+    machines: Machines,
+}
+
+impl Sites {
+    fn new() -> Option<Self> {
+        let machines = match Machines::new() {
+            Ok(machines) => machines,
+            Err(reason) => {
+                eprintln!("not tested: {reason}");
+                return None;
+            }
+        };
+        let listen = format!("S1/5=listen:tcp:[::]:{PORT}");
+        let connect = format!("S2/5=tcp:{}:{PORT}", Machines::address(0));
+        let serve = |side, site, sm, trunk: &str| {
+            let arguments = ["--site", site, "--sm", sm, "--trunk", trunk];
+            let arguments = [&arguments[..], &["--vfs", "2", "--verbs"]].concat();
+            Lab::serve_at(&machines, side, &arguments)
+        };
+        let labs = [
+            serve(0, "north", "lite", &listen),
+            serve(1, "south", "none", &connect),
+        ];
+        labs[1].told(&["show", "vfs", "--wait-up"]);
+        Some(Self { labs, machines })
+    }
+
+    /// Returns how often each service said a text.
+    fn said(&mut self, text: &str) -> [usize; 2] {
+        self.labs
+            .each_mut()
+            .map(|lab| lab.service().output().matches(text).count())
+    }
+}
+
+#[test]
+fn a_wire_that_loses_everything_is_noticed_at_both_ends_and_its_site_comes_back() {
+    let Some(mut sites) = Sites::new() else {
+        return;
+    };
+    let vfs = |sites: &Sites| sites.labs[1].told(&["show", "vfs", "--wait-up"]);
+    let before = vfs(&sites);
+    for round in 1..=5 {
+        sites.machines.set_wire(round % 2, "down");
+        let down =
+            |sites: &mut Sites| (sites.said("): down").iter().min()? >= &round).then_some(());
+        wait_for(PATIENCE, || down(&mut sites)).unwrap_or_else(|| panic!("round {round}"));
+        sites.machines.set_wire(round % 2, "up");
+        let up =
+            |sites: &mut Sites| (sites.said("): up, port").iter().min()? > &round).then_some(());
+        wait_for(PATIENCE, || up(&mut sites)).unwrap_or_else(|| panic!("round {round}"));
+        assert_eq!(vfs(&sites), before, "round {round}");
+    }
+}
+
+/// A pair of `ib_write_bw` on VFs of the same name, at two services or at one.
+struct Writers {
+    server: Child,
+    client: Child,
+}
+
+impl Writers {
+    /// Starts the pair; the client once the server listens.
+    fn start([near, far]: [&Lab; 2], [server, client]: [&str; 2], port: u16) -> Self {
+        let port_text = port.to_string();
+        let program = ["ib_write_bw", "-D", "6", "-s", "65536", "-p", &port_text];
+        let mut listener = near.on(Shim::Vhca, server, &program);
+        let server = listener.stdout(Stdio::null()).spawn().unwrap();
+        wait_for(PATIENCE, || listens(port).then_some(())).expect("the server listens");
+        let mut connecting = far.on(Shim::Vhca, client, &[&program[..], &["127.0.0.1"]].concat());
+        let client = connecting.stdout(Stdio::piped()).spawn().unwrap();
+        Self { server, client }
+    }
+
+    /// Waits for the end, and returns the megabytes a second that it wrote.
+    fn rate(mut self) -> f64 {
+        let output = self.client.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(self.server.wait().unwrap().success(), "{said}");
+        let row = said
+            .lines()
+            .find(|line| line.trim_start().starts_with("65536"));
+        let average = row.and_then(|row| row.split_whitespace().nth(3));
+        average
+            .and_then(|rate| rate.parse().ok())
+            .unwrap_or_else(|| panic!("{said}"))
+    }
+}
+
+/// Returns `true` if a TCP port of this machine is listened at. A connection would be the server's only one.
+fn listens(port: u16) -> bool {
+    let sockets =
+        ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| std::fs::read_to_string(path).unwrap());
+    let (local, listening) = (format!(":{port:04X} "), " 0A ");
+    let mut lines = sockets.iter().flat_map(|text| text.lines());
+    lines.any(|line| line.contains(&local) && line.contains(listening))
+}
+
+#[test]
+fn a_slow_wire_holds_writers_up_without_a_loss_and_no_management() {
+    let Some(sites) = Sites::new() else {
+        return;
+    };
+    sites.machines.throttle(100);
+    let [north, south] = &sites.labs;
+    let vfs = [
+        "H1-1/1", "H1-1/2", "H1-2/1", "H1-2/2", "H2-1/1", "H2-1/2", "H2-2/1", "H2-2/2",
+    ];
+    let writers = (19_100..)
+        .zip(vfs)
+        .map(|(port, vf)| Writers::start([north, south], [vf, vf], port));
+    let writers: Vec<_> = writers.collect();
+    let asked = Instant::now();
+    north.tool(Shim::Vhca, "mgmt", &["smpquery", "nodeinfo", "-D", "0,1,5"]);
+    let answered = asked.elapsed();
+    let rates: Vec<f64> = writers.into_iter().map(Writers::rate).collect();
+    println!("{rates:?} MB/s; an SMP and its answer with their process: {answered:?}");
+    let (least, all) = (
+        rates.iter().copied().fold(f64::MAX, f64::min),
+        rates.iter().sum::<f64>(),
+    );
+    assert!(least > all / 8.0 / 2.0, "{rates:?}");
+    for lab in &sites.labs {
+        let metrics = lab.told(&["metrics", "--by", "total"]);
+        let lost = metrics.lines().filter(|line| {
+            line.starts_with("vhca_packet_dropped_total")
+                || line.starts_with("vhca_connection_retransmissions_total")
+        });
+        assert_eq!(lost.collect::<Vec<_>>(), Vec::<&str>::new());
+    }
+    assert!(answered < Duration::from_millis(500), "{answered:?}");
+}
