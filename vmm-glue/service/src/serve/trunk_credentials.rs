@@ -20,7 +20,7 @@ pub struct TrunkCredentials {
 }
 
 impl TrunkCredentials {
-    /// Returns these files, with others for those that are not named; a trunk that has peers of its own takes no certificate, and the other
+    /// Returns these files, and others where none is named here; a trunk that has peers of its own takes no certificate, and the other
     /// way round.
     pub(super) fn or(&self, others: &Self) -> Self {
         let either = |own: &Option<PathBuf>, other: &Option<PathBuf>| {
