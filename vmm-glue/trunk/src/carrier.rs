@@ -1,5 +1,6 @@
 //! A connection that carries the bytes of a session.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ib_trunk::Session;
@@ -7,6 +8,7 @@ use ib_vtime::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::sockopt::{set_tcp_nodelay, set_tcp_user_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, getsockname, recv, send};
+use socket2::SockRef;
 
 #[cfg(feature = "tls")]
 use crate::tls::{Tls, TlsEnd};
@@ -19,6 +21,10 @@ const MOST: usize = 1 << 20;
 
 /// Bytes that wait for the connection at most: a packet on VL15 waits behind them.
 const WAITING: usize = 64 << 10;
+
+/// Bytes that the kernel has and has not sent, above which a TCP connection takes no others. Without a bound it takes some MiB, and a MAD or
+/// a ping behind them crosses a slow wire after the timeout.
+const UNSENT: u32 = 128 << 10;
 
 /// First bytes of a TLS connection: an alert or a message of its handshake (RFC 8446, section 5.1). A session begins with its hello,
 /// which is kind 0.
@@ -213,11 +219,12 @@ impl Plain {
     }
 }
 
-fn set_options(socket: &OwnedFd, timeout: Duration) -> Result<(), Errno> {
+fn set_options(socket: &OwnedFd, timeout: Duration) -> io::Result<()> {
     if getsockname(socket)?.address_family() != AddressFamily::UNIX {
         set_tcp_nodelay(socket, true)?;
         let most = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
         set_tcp_user_timeout(socket, most)?;
+        SockRef::from(socket).set_tcp_notsent_lowat(UNSENT)?;
     }
     Ok(())
 }

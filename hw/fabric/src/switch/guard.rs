@@ -5,7 +5,7 @@ use ib_wire::packet::{Lnh, Lrh};
 use ib_wire::smp::PortMask;
 use ib_wire::{Lid, PKey, PortNum};
 
-use super::Tables;
+use super::tables::Tables;
 use crate::{DropReason, Frame, PhysicalPort};
 
 /// The ports whose peers are hosts, and the checks of packets that come from them.

@@ -43,13 +43,13 @@ pub enum TrunkPeer {
 }
 
 impl TrunkSpec {
-    /// Returns the trust in the other end: as it was said, or else a listener takes each end that connects for a host, also one
-    /// whose key it knows. An end that connects has chosen the fabric that it joins.
+    /// Returns the trust in the other end: as it was said, or else a listener takes for a host each end that has not proved its identity.
+    /// An end that connects has chosen the fabric that it joins.
     #[must_use]
     pub fn peer(&self) -> TrunkPeer {
         self.peer.unwrap_or(match &self.way {
-            TrunkWay::Listen(_) => TrunkPeer::Host,
-            TrunkWay::Connect(_) => TrunkPeer::Fabric,
+            TrunkWay::Listen(TrunkAddress::Unix(_) | TrunkAddress::Tcp { .. }) => TrunkPeer::Host,
+            TrunkWay::Listen(TrunkAddress::Tls { .. }) | TrunkWay::Connect(_) => TrunkPeer::Fabric,
         })
     }
 
