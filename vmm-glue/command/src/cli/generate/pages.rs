@@ -306,21 +306,6 @@ pub(super) const PAGES: &[Page] = &[
         ..PAGE
     },
     Page {
-        command: "trunk",
-        examples: &[
-            (
-                "vhca trunk keygen leaf.key",
-                "Make the private key of a site, and print the line for the peers of the others.",
-            ),
-            (
-                "vhca serve --trunk S2/5=tls:spine:18600 --trunk-key leaf.key --trunk-peers peers",
-                "Connect with it to a site whose public key is in peers.",
-            ),
-        ],
-        see: &["serve"],
-        ..PAGE
-    },
-    Page {
         command: "capture",
         exit: &[(
             "1",
@@ -435,6 +420,22 @@ pub(super) const PAGES: &[Page] = &[
             "Have all programs of a shell use a host's port.",
         )],
         see: &["run", "serve"],
+        ..PAGE
+    },
+    Page {
+        command: "trunk",
+        examples: &[
+            (
+                "vhca trunk keygen leaf.key",
+                "Make the private key of a site, and print the line for the peers of the others.",
+            ),
+            ("vhca trunk public leaf.key", "Print that line again."),
+            (
+                "vhca serve --trunk S2/5=tls:spine:18600 --trunk-key leaf.key --trunk-peers peers",
+                "Connect with it to a site whose public key is in peers.",
+            ),
+        ],
+        see: &["serve"],
         ..PAGE
     },
     Page {
