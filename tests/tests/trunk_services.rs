@@ -64,7 +64,7 @@ impl Sites {
     fn managed_from_the_south(peer: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("trunk");
-        let listen = format!("S1/5=listen:unix:{}{peer}", socket.display());
+        let listen = format!("S1=listen:unix:{}{peer}", socket.display());
         let north = Lab::serve(&arguments("north", "none", &listen));
         let trunk = format!("S2/5=unix:{}", socket.display());
         let south = Lab::serve(&arguments("south", "lite", &trunk));
@@ -298,7 +298,7 @@ fn trunks_that_cannot_be_are_refused_with_the_remedy() {
     for (trunk, words) in [
         (format!("S2/7={address}"), "has a link already"),
         (format!("S9/1={address}"), "there is no node"),
-        (format!("S2={address}"), "say which port"),
+        (format!("H2-1={address}"), "all of its ports have links"),
     ] {
         let binary = vhca_tests::live::binary();
         let output = Command::new(binary)

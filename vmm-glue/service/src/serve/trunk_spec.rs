@@ -20,7 +20,7 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "TrunkTable")]
 pub struct TrunkSpec {
-    /// The port, as `NODE/PORT`.
+    /// The port, as `NODE/PORT`, or a node, whose first port without a link it is.
     pub port: String,
     /// The way.
     pub way: TrunkWay,

@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 
-use emulated_hca::LinkConfig;
+use emulated_hca::{Fabric, LinkConfig, NodeId};
 use ib_trunk::{CloseReason, Hello, Session, SessionConfig, SiteName, TrunkEnd, TrunkState};
 use ib_vtime::{Duration, Instant};
-use ib_wire::Guid;
+use ib_wire::{Guid, PortNum};
 use rustix::io::Errno;
 use vhca_trunk::{Carrier, Door, Security, TrunkListener};
 
@@ -79,6 +79,9 @@ impl Trunks {
         specs: &[TrunkSpec],
         site: &SiteName,
     ) -> Result<Self, LabError> {
+        let mut specs: Vec<_> = specs.iter().collect();
+        // A node takes no port that another trunk names.
+        specs.sort_by_key(|spec| !matches!(lab.inventory.end(&spec.port), Ok((_, Some(_)))));
         let trunks = specs.iter().map(|spec| Trunk::open(lab, spec, site));
         let trunks: Vec<_> = trunks.collect::<Result<_, _>>()?;
         let connects = |trunk: &Trunk| trunk.listener.is_none();
@@ -142,12 +145,20 @@ impl Trunks {
 impl Trunk {
     fn open(lab: &mut Lab, spec: &TrunkSpec, site: &SiteName) -> Result<Self, LabError> {
         let wrong = |why: &dyn ToString| LabError::Trunk(spec.port.clone(), why.to_string());
-        let (node, port) = lab
+        let (node, named) = lab
             .inventory
             .end(&spec.port)
             .map_err(|refusal| wrong(&refusal.message))?;
-        let port = port.ok_or_else(|| wrong(&"say which port, as in S1/8"))?;
         let fabric = lab.world_mut().fabric_mut();
+        let port = named.or_else(|| free_port(fabric, node));
+        let port = port.ok_or_else(|| wrong(&"all of its ports have links"))?;
+        let spec = &TrunkSpec {
+            port: match named {
+                Some(_) => spec.port.clone(),
+                None => format!("{}/{}", spec.port, port.0),
+            },
+            ..spec.clone()
+        };
         let near = node.port(port.0);
         let node_guid = fabric.node(node).map_or(Guid::NONE, |node| node.node_guid);
         let name = spec.way.to_string();
@@ -434,6 +445,13 @@ impl Trunk {
         let carrier = self.carrier.as_ref();
         carrier.is_some_and(|carrier| carrier.as_fd().as_raw_fd() == fd)
     }
+}
+
+/// Returns the first port of a node without a link.
+fn free_port(fabric: &Fabric, node: NodeId) -> Option<PortNum> {
+    let mut ports = 1..=fabric.node(node)?.port_count();
+    let free = ports.find(|port| fabric.link_at(node.port(*port)).is_none());
+    free.map(PortNum)
 }
 
 impl WayIn for Trunks {
