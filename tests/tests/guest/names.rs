@@ -48,7 +48,12 @@ fn guest_asks(fabric: &Fabric, guest: &mut Guest, name: &str, server: &str, clie
     });
     let outcome = outcome.unwrap_or_else(|| panic!("{client}: {}", serving.output()));
     let said = serving.output();
-    assert_eq!(outcome.status, 0, "{client}: {}\n{said}", outcome.text);
+    let drops = fabric.lab.told(&["show", "drops"]);
+    assert_eq!(
+        outcome.status, 0,
+        "{client}: {}\n{said}\n{drops}",
+        outcome.text
+    );
     let ended = serving.wait(LIMIT);
     assert!(ended.success(), "{server}: {ended}: {}", serving.output());
 }

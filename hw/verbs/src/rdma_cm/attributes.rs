@@ -72,7 +72,8 @@ impl RdmaCm {
                 attr.path = ah_attr(&peer.address);
                 attr.path_mtu = u32::from(peer.mtu.get()).into();
                 attr.dest_qp_num = peer.qpn.get().into();
-                attr.rq_psn = peer.psn.get().into();
+                // A CM message names the PSN with which the other end is to begin (IBA 12.7.31), not its sender's own.
+                attr.rq_psn = id.psn.into();
                 attr.max_dest_rd_atomic = peer.responder_resources;
                 mask::STATE
                     | mask::AV
@@ -83,7 +84,7 @@ impl RdmaCm {
                     | mask::MIN_RNR_TIMER
             }
             (RTS, Some(peer)) => {
-                attr.sq_psn = id.psn.into();
+                attr.sq_psn = peer.psn.get().into();
                 attr.timeout = id.options.ack_timeout.unwrap_or(peer.ack_timeout);
                 attr.retry_cnt = peer.retry_count;
                 attr.rnr_retry = peer.rnr_retry_count;

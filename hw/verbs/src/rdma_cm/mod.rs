@@ -87,7 +87,7 @@ struct CmId {
     connection: Option<ConnId>,
     /// The other queue pair, once it is known.
     peer: Option<Peer>,
-    /// First PSN of the own queue pair.
+    /// PSN with which the peer begins; of datagrams, the own first PSN.
     psn: u32,
     /// Parameters of the partition's broadcast group.
     broadcast: Broadcast,
@@ -321,7 +321,7 @@ impl RdmaCm {
         Ok(number)
     }
 
-    /// Returns the first PSN of a connection. Those before it do not reveal it.
+    /// Returns the first PSN of a direction of a connection. Those before it do not reveal it.
     pub fn fresh_psn(&mut self) -> u32 {
         self.psns.next_u32() & 0x00ff_ffff
     }

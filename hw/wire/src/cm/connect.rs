@@ -90,7 +90,7 @@ layout! {
         /// Remote CM response timeout (5 bits), transport service type (2), end-to-end flow
         /// control (1).
         pub timeout_and_transport: u8,
-        /// PSN from which the sender starts.
+        /// PSN from which the receiver of the message starts (IBA 12.7.31).
         pub starting_psn: Psn,
         /// Local CM response timeout (5 bits), retry count (3).
         pub timeout_and_retries: u8,
@@ -155,7 +155,7 @@ layout! {
         pub local_eecn: Qpn,
         /// Vendor id, bits 15..8.
         pub vendor_id_middle: u8,
-        /// PSN from which the sender starts.
+        /// PSN from which the receiver of the message starts (IBA 12.7.31).
         pub starting_psn: Psn,
         /// Vendor id, bits 7..0.
         pub vendor_id_low: u8,
