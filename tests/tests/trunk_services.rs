@@ -39,16 +39,13 @@ impl Sites {
         Self::with_networks(sm, ["127.77.0.0/16"; 2])
     }
 
-    /// Returns two sites whose VFs have addresses of these networks. The northern VFs are up before the southern site starts.
+    /// Returns two sites whose VFs have addresses of these networks.
     fn with_networks(sm: &str, [northern, southern]: [&str; 2]) -> Self {
         let port = free_port();
-        let listen = format!("S1/5=listen:tcp:127.0.0.1:{port}");
+        let listen = format!("S1/5=listen:tcp:127.0.0.1:{port},peer=fabric");
         let network = |network| ["--verbs-network", network];
         let north = arguments("north", sm, &listen);
         let north = Lab::serve(&[&north[..], &network(northern)].concat());
-        if sm == "lite" {
-            north.told(&["show", "vfs", "--wait-up"]);
-        }
         let trunk = format!("S2/5=tcp:localhost:{port}");
         let south = arguments("south", "none", &trunk);
         let south = Lab::serve(&[&south[..], &network(southern)].concat());

@@ -13,7 +13,7 @@ use ib_wire::{Guid, Lid, PKey, PortNum};
 use super::discovery::Discovery;
 use super::election::{Decision, Rank, decide};
 use super::forwarding::{self, Programmed};
-use super::job::{Job, set};
+use super::job::{Job, get_port, set};
 use super::settings::{self, Settings};
 use super::{Phase, Sm, SmEvent};
 use crate::lid::LidRequest;
@@ -339,6 +339,19 @@ impl Sm {
         if info != switch.info || info.port_state_change() {
             let request = set(&path, AttributeModifier::default(), self.config.mkey, &info);
             self.queue.push(request, Job::SetSwitchInfo(node));
+        }
+    }
+
+    /// Reads the ports of a switch again. The first sweep reads them before it clears the mark, since the manager is no master then, and a
+    /// link that came up in between is marked nowhere.
+    pub(super) fn look_again(&mut self, node: NodeId) {
+        let found = self.topology.node(node);
+        let Some(path) = self.path_of(found) else {
+            return;
+        };
+        for port in (1..=found.info.num_ports).map(PortNum) {
+            let job = Job::LookAgain(PortId { node, port });
+            self.queue.push(get_port::<PortInfo>(&path, port), job);
         }
     }
 

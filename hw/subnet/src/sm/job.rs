@@ -35,6 +35,8 @@ pub(super) enum Job {
     SetPortInfo(PortId),
     /// Configuration of a switch.
     SetSwitchInfo(NodeId),
+    /// A port of a switch whose mark of changes was cleared after its ports were read.
+    LookAgain(PortId),
     /// Configuration of a block of a port's P_Key table.
     SetPKeys { port: PortId, block: u16 },
     /// A block of a switch's linear forwarding table.

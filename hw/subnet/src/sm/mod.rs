@@ -27,7 +27,7 @@ use ib_endpoint::{MadAddress, MadAgent, MadCounters, Transmit};
 use ib_vtime::Instant;
 use ib_wire::mad::{Mad, MadStatus};
 use ib_wire::notice::NoticeReport;
-use ib_wire::smp::{DirectedRouteSmp, PortInfo, SmInfo, SmState, SwitchInfo};
+use ib_wire::smp::{DirectedRouteSmp, PortInfo, PortPhysState, SmInfo, SmState, SwitchInfo};
 use ib_wire::{Guid, Lid, PortNum};
 
 use crate::config::SubnetConfig;
@@ -465,8 +465,17 @@ impl Sm {
             }
             Job::SetSwitchInfo(node) => {
                 if let Some(switch) = &mut self.topology.node_mut(node).switch {
-                    switch.info = *smp.attribute::<SwitchInfo>();
+                    let info = *smp.attribute::<SwitchInfo>();
+                    let was_marked = core::mem::replace(&mut switch.info, info).port_state_change();
+                    if was_marked {
+                        self.look_again(node);
+                    }
                 }
+            }
+            Job::LookAgain(port) => {
+                let is_up = smp.attribute::<PortInfo>().phys_state() == PortPhysState::LINK_UP;
+                let known = self.topology.port(port);
+                self.sweep_wanted |= known.is_some_and(|known| known.link_up() != is_up);
             }
             Job::SetPKeys { .. } | Job::SetLft { .. } | Job::SetMft { .. } => {
                 self.programmed_block(job, smp);
@@ -492,6 +501,7 @@ impl Sm {
         match job {
             Job::SetPortInfo(_)
             | Job::SetSwitchInfo(_)
+            | Job::LookAgain(_)
             | Job::SetPKeys { .. }
             | Job::SetLft { .. }
             | Job::SetMft { .. }

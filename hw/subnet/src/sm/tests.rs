@@ -12,6 +12,7 @@ use crate::partition::{Membership, Partition, PartitionEnforcement, Partitions};
 use crate::testing::{Fabric, Outcome, small};
 
 mod control;
+mod marks;
 mod read_back;
 
 /// Managers, the hosts they sit on, and the fabric.
