@@ -192,7 +192,7 @@ impl Arp {
     }
 
     /// Looks an address up. [`ArpEvent::Resolved`] or [`ArpEvent::Unresolved`] follows, at once if a neighbour has it that was
-    /// heard from in the last 30 s, and after 3 s at the latest. One event answers all look-ups of an address until then.
+    /// heard from in the last 30 s, and within 3 s once the own address is probed. A node whose address another one has finds none. One event answers all look-ups of an address until then.
     pub fn resolve(&mut self, now: Instant, ip: Ipv4Addr) {
         if self.lookups.contains_key(&ip) {
             return;
@@ -306,7 +306,14 @@ impl Arp {
             let Some(lookup) = self.lookups.get_mut(&ip) else {
                 continue;
             };
-            let Some(left) = lookup.left.checked_sub(1) else {
+            // A request without an own address is a probe (RFC 5227, section 1.1), and its target's own probing would end.
+            if let Claim::Probing { next, .. } = self.claim {
+                lookup.next = next;
+                continue;
+            }
+            let has_lost = matches!(self.claim, Claim::Yielded { .. });
+            let left = lookup.left.checked_sub(1).filter(|_| !has_lost);
+            let Some(left) = left else {
                 self.lookups.remove(&ip);
                 self.neighbours.remove(&ip);
                 self.events.push_back(ArpEvent::Unresolved { ip });
@@ -317,11 +324,9 @@ impl Arp {
                 next: now + REQUEST_INTERVAL,
             };
             // An address that is not the node's own stays out of the tables of others.
-            let own = match self.holds_address() {
-                true => self.ip,
-                false => Ipv4Addr::UNSPECIFIED,
-            };
-            self.broadcast(own, ip);
+            if self.holds_address() {
+                self.broadcast(self.ip, ip);
+            }
         }
     }
 

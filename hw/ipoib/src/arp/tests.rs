@@ -104,6 +104,30 @@ fn an_address_that_no_node_has_is_asked_for_three_times_in_three_seconds() {
 }
 
 #[test]
+fn a_look_up_waits_for_the_own_address_and_is_no_probe_of_the_other_one() {
+    let mut arp = Arp::new(ip(1));
+    let mut now = Instant::ZERO;
+    arp.start(now, hardware(1));
+    arp.resolve(now, ip(2));
+    let mut sent = Vec::new();
+    while !arp.holds_address() {
+        now = arp.poll_timeout().unwrap();
+        arp.handle_timeout(now);
+    }
+    while let Some(packet) = arp.poll_transmit() {
+        sent.push((packet.arp.sender_ip, packet.arp.target_ip));
+    }
+    let none = Ipv4Addr::UNSPECIFIED;
+    let probes = [(none, ip(1)); 3];
+    let asked = [(ip(1), ip(1)), (ip(1), ip(2))];
+    let expected = [&probes[..], &asked].concat();
+    let expected = expected
+        .into_iter()
+        .map(|(from, to)| (from.octets(), to.octets()));
+    assert_eq!(sent, expected.collect::<Vec<_>>());
+}
+
+#[test]
 fn a_fresh_neighbour_keeps_its_address_and_a_stale_one_loses_it() {
     let (mut arp, mut now) = holder();
     arp.resolve(now, ip(1));
@@ -330,7 +354,8 @@ proptest! {
                     let holder = group.nodes.iter().find(|(_, arp)| arp.ip == ip(address) && arp.holds_address());
                     let unknown = ArpEvent::Unresolved { ip: ip(address) };
                     let at = |holder| ArpEvent::Resolved { ip: ip(address), gid: hardware(holder).gid };
-                    let expected = holder.map_or(unknown, |(holder, _)| at(*holder));
+                    let asks = group.nodes[&(node + 1)].holds_address();
+                    let expected = holder.filter(|_| asks).map_or(unknown, |(holder, _)| at(*holder));
                     prop_assert_eq!(found, Some(expected));
                 }
                 Step::Noise(node, bytes) => {
