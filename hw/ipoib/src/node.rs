@@ -40,7 +40,7 @@ struct Membership {
     standing: StandingId,
     port_gid: Gid,
     partition: PKey,
-    /// When to ask again, once the SA has refused.
+    /// Time of the next request, once the SA has refused one.
     again: Option<Instant>,
 }
 
@@ -52,7 +52,7 @@ struct Link {
 }
 
 /// A node of IP over InfiniBand on a port of an HCA: it joins the broadcast group of the port's first partition as soon as the port
-/// has an SA, and has its address there. See the [crate's documentation](crate).
+/// has an SA, and claims its address there. See the [crate's documentation](crate).
 ///
 /// As Linux' IPoIB it does not make the group: where the partition has none, the SA refuses, and the node asks again every 16 s.
 #[derive(Debug)]
@@ -198,7 +198,7 @@ impl Node {
         self.membership = None;
     }
 
-    /// Gives the queue pair and the membership up, after a reset of the function: the next [`Self::poll`] begins anew.
+    /// Drops the queue pair and the membership after a reset of the function; the next [`Self::poll`] makes both again.
     pub fn reset(&mut self, hca: &mut dyn Hca) {
         self.close_link(hca);
         self.membership = None;

@@ -84,7 +84,7 @@ impl Scene {
         self.now = now;
     }
 
-    /// Has happen what is due now.
+    /// Runs the world and the trunk until neither has work at this time.
     fn settle(&mut self) {
         for _ in 0..ROUNDS {
             self.world.poll(self.now);

@@ -81,7 +81,7 @@ impl Machines {
         .unwrap();
     }
 
-    /// Lets so many megabits a second leave each machine.
+    /// Limits the rate at which bits leave each machine, in megabits a second.
     pub fn throttle(&self, megabits: u32) {
         for (side, wire) in WIRES.iter().enumerate() {
             let rate = format!("{megabits}mbit");

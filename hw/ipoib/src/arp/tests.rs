@@ -299,7 +299,7 @@ impl Group {
         }
     }
 
-    /// Lets a time pass.
+    /// Advances the clock by a time, and runs the timers of all nodes on the way.
     fn pass(&mut self, time: Duration) {
         let end = self.now + time;
         self.settle();

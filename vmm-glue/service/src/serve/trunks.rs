@@ -348,7 +348,7 @@ impl Trunk {
         }
         let fabric = turn.lab.world_mut().fabric_mut();
         if let Some(session) = self.end.session_mut() {
-            // What the last turn had no time to read.
+            // The last turn had no time to read these bytes.
             if session.poll_timeout().is_some_and(|due| due <= turn.now) {
                 session.handle_timeout(turn.now);
             }

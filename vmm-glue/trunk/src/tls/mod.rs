@@ -132,7 +132,7 @@ impl Tls {
         self.early = early;
     }
 
-    /// Gives the session all bytes of the records that came.
+    /// Decrypts the records that came, and passes their bytes to the session.
     pub(crate) fn deliver(&mut self, deliver: &mut dyn FnMut(&[u8])) {
         if !self.early.is_empty() {
             deliver(&std::mem::take(&mut self.early));

@@ -41,7 +41,7 @@ fn pair() -> (std::os::fd::OwnedFd, std::os::fd::OwnedFd) {
     socketpair(unix, stream, SocketFlags::CLOEXEC, None).unwrap()
 }
 
-/// Moves both handshakes on until neither moves any more. Returns what each end says.
+/// Runs both handshakes until neither has bytes for the other. Returns the outcome of each end.
 fn shake(carriers: &mut [Carrier; 2]) -> [Result<bool, String>; 2] {
     let mut said = [Ok(false), Ok(false)];
     for _ in 0..8 {
@@ -54,7 +54,7 @@ fn shake(carriers: &mut [Carrier; 2]) -> [Result<bool, String>; 2] {
     said
 }
 
-/// Has a client's session hear what a server says to it after the handshake. Returns the reason for which the client's end failed.
+/// Passes a server's records after the handshake to a client. Returns the reason for which the client's end failed.
 fn failure_of_client(carriers: &mut [Carrier; 2]) -> String {
     let [client, _] = carriers;
     let mut session = session("a");
