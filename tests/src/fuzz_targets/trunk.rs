@@ -1,6 +1,6 @@
 //! The other end of a trunk that sends anything, to a fabric that takes it for a host, or for a part of itself.
 
-use emulated_hca::{LinkConfig, Topology};
+use emulated_hca::{Frame, LinkConfig, Topology};
 use hca_api::PortState;
 use ib_trunk::{Hello, MAX_BODY, SessionConfig, SiteName, TrunkEnd};
 use ib_vtime::{Duration, Instant};
@@ -10,7 +10,6 @@ use ib_wire::{Guid, Lid, PKey, Psn, QKey, Qpn, Sl, Vl};
 use subnet_lite::SubnetConfig;
 use vhca::Driven;
 use vhca::world::World;
-use zerocopy::IntoBytes;
 
 use super::hostile::{Input, pass_time};
 
@@ -195,21 +194,8 @@ fn hello() -> Vec<u8> {
 }
 
 fn smp(mad: &Mad, [slid, dlid]: [Lid; 2]) -> Vec<u8> {
-    written(&UdFrame {
-        vl: Vl::MANAGEMENT,
-        sl: Sl::default(),
-        slid,
-        dlid,
-        grh: None,
-        pkey: PKey::DEFAULT_FULL,
-        dest_qp: Qpn::SMI,
-        src_qp: Qpn::SMI,
-        qkey: QKey::SMI,
-        psn: Psn::default(),
-        solicited: false,
-        immediate: None,
-        payload: mad.as_bytes(),
-    })
+    let frame = Frame::of_smp(mad, slid, dlid, Sl::default());
+    frame.map_or_else(Vec::new, |frame| carried(frame.bytes()))
 }
 
 /// Builds a datagram of the input's operands, on its lane.
@@ -235,12 +221,16 @@ fn datagram(input: &mut Input<'_>) -> (Vec<u8>, Vl) {
     (packet, vl)
 }
 
-/// Writes a packet without its VCRC.
 fn written(frame: &UdFrame<'_>) -> Vec<u8> {
     let mut bytes = vec![0; 512];
     let length = frame.write(&mut bytes).unwrap_or(0);
-    bytes.truncate(length.saturating_sub(VCRC_SIZE));
-    bytes
+    carried(bytes.get(..length).unwrap_or_default())
+}
+
+/// Returns a packet without its VCRC.
+fn carried(packet: &[u8]) -> Vec<u8> {
+    let carried = packet.split_last_chunk::<VCRC_SIZE>();
+    carried.map_or_else(Vec::new, |(carried, _)| carried.to_vec())
 }
 
 /// A fabric on which nothing that the other end does makes anything panic, and on which a host changes no port.
