@@ -16,7 +16,7 @@ pub use session::{Outcome, Session};
 const SKIPPED: [&str; 3] = ["target", ".git", "node_modules"];
 
 /// Languages of fenced blocks that are no shell commands.
-const LANGUAGES: [&str; 6] = ["text", "rust", "toml", "json", "ini", "xml"];
+const LANGUAGES: [&str; 7] = ["text", "rust", "toml", "json", "yaml", "ini", "xml"];
 
 /// A fenced block of shell commands.
 #[derive(Clone, Debug, PartialEq, Eq)]
