@@ -28,7 +28,6 @@ mod credit;
 mod end;
 
 mod hello;
-mod incoming;
 mod record;
 mod run;
 mod session;
@@ -38,7 +37,7 @@ pub use credit::WINDOW;
 
 pub use end::{TrunkEnd, TrunkState};
 pub use hello::{Hello, MAX_SITE, SiteName, SiteNameError};
-pub use record::MAX_BODY;
+pub use record::{MAX_BODY, MAX_RECORD};
 pub use session::{MANAGEMENT_DEPTH, Session, SessionConfig, SessionEvent, Statistics};
 
 #[cfg(test)]

@@ -11,6 +11,9 @@ use crate::close::CloseReason;
 /// Bytes of a record's body at most.
 pub const MAX_BODY: usize = 66 * 1024;
 
+/// Bytes of a record at most.
+pub const MAX_RECORD: usize = size_of::<Header>() + MAX_BODY;
+
 /// Lanes with credits: VL0 to VL14.
 pub(crate) const DATA_LANES: usize = 15;
 
@@ -108,8 +111,6 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    pub(crate) const SIZE: usize = size_of::<Self>();
-
     pub(crate) fn kind(&self) -> Option<Kind> {
         Kind::from_number(self.kind)
     }
@@ -123,6 +124,31 @@ impl Header {
     pub(crate) fn length(&self) -> usize {
         usize::try_from(self.length.get()).unwrap_or(usize::MAX)
     }
+}
+
+/// A record at the front of bytes.
+#[derive(Debug)]
+pub(crate) struct Record<'b> {
+    pub(crate) header: Header,
+    pub(crate) body: &'b [u8],
+    /// The bytes behind it.
+    pub(crate) rest: &'b [u8],
+}
+
+/// Takes the record at the front of bytes, with a body of at most `most` bytes. Returns `None` if it is not whole.
+///
+/// # Errors
+/// [`CloseReason::Garbage`] for a longer body, as soon as its header is there.
+pub(crate) fn split(bytes: &[u8], most: usize) -> Result<Option<Record<'_>>, CloseReason> {
+    let Ok((header, behind)) = Header::read_from_prefix(bytes) else {
+        return Ok(None);
+    };
+    let length = header.length();
+    if length > most {
+        return Err(CloseReason::Garbage);
+    }
+    let whole = behind.split_at_checked(length);
+    Ok(whole.map(|(body, rest)| Record { header, body, rest }))
 }
 
 /// Appends a record.

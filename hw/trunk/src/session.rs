@@ -12,10 +12,9 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::close::CloseReason;
 use crate::credit::{Allowance, Room};
 use crate::hello::{Features, Hello, HelloBody};
-use crate::incoming::Incoming;
 use crate::record::{
     CloseBody, CreditBody, DATA_LANES, Header, Kind, MAX_BODY, PingBody, PortBody, SourceBody,
-    flag, put, put_on,
+    flag, put, put_on, split,
 };
 use crate::run;
 
@@ -93,7 +92,8 @@ pub struct Session {
     began: Instant,
     heard: Instant,
     next_ping: Instant,
-    incoming: Incoming,
+    /// Bytes that came and are not a whole record yet.
+    incoming: Vec<u8>,
     /// Records besides packets that are to leave.
     control: Vec<u8>,
     management: VecDeque<Frame>,
@@ -122,7 +122,7 @@ impl Session {
             heard: now,
             next_ping: now + config.timeout / 3,
             config,
-            incoming: Incoming::default(),
+            incoming: Vec::new(),
             control,
             management: VecDeque::new(),
             leaving: Default::default(),
@@ -159,21 +159,49 @@ impl Session {
         self.events.pop_front()
     }
 
-    /// Takes bytes of the other end.
+    /// Takes bytes of the other end, from wherever the last ones ended.
     pub fn handle_bytes(&mut self, now: Instant, bytes: &[u8]) {
         if self.is_closed() {
             return;
         }
         self.heard = now;
         let mut incoming = core::mem::take(&mut self.incoming);
-        incoming.push(bytes);
+        if incoming.is_empty() {
+            // Whole records are read where they are.
+            incoming.extend_from_slice(self.handle_whole(now, bytes));
+        } else {
+            incoming.extend_from_slice(bytes);
+            let rest = self.handle_whole(now, &incoming).len();
+            incoming.drain(..incoming.len() - rest);
+        }
+        if !self.is_closed() {
+            self.incoming = incoming;
+        }
+    }
+
+    /// Takes whole records of the other end, from a carrier that does not cut them. Bytes that end within a record end the session.
+    pub fn handle_records(&mut self, now: Instant, records: &[u8]) {
+        if self.is_closed() {
+            return;
+        }
+        self.heard = now;
+        if !self.handle_whole(now, records).is_empty() {
+            self.close(CloseReason::Garbage);
+        }
+    }
+
+    /// Handles the whole records at the front of bytes. Returns the rest.
+    fn handle_whole<'b>(&mut self, now: Instant, mut bytes: &'b [u8]) -> &'b [u8] {
         while !self.is_closed() {
             let most = match self.phase {
                 Phase::Greeting => MAX_HELLO,
                 Phase::Open | Phase::Closed => MAX_BODY,
             };
-            let handled = match incoming.next(most) {
-                Ok(Some((header, body))) => self.handle_record(now, header, body),
+            let handled = match split(bytes, most) {
+                Ok(Some(record)) => {
+                    bytes = record.rest;
+                    self.handle_record(now, record.header, record.body)
+                }
                 Ok(None) => break,
                 Err(reason) => Err(reason),
             };
@@ -181,10 +209,7 @@ impl Session {
                 self.close(reason);
             }
         }
-        if self.is_closed() {
-            incoming.clear();
-        }
-        self.incoming = incoming;
+        bytes
     }
 
     /// Takes note that the stream has ended.
@@ -285,12 +310,34 @@ impl Session {
     /// anything was appended.
     pub fn poll_transmit(&mut self, out: &mut Vec<u8>, most: usize) -> bool {
         let before = out.len();
-        if self.phase == Phase::Open
-            && let Some(credit) = self.room.announce()
-        {
-            put(&mut self.control, Kind::Credit, credit.as_bytes());
-        }
+        self.announce_room();
         out.append(&mut self.control);
+        let has_packets = self.poll_packets(out, most);
+        has_packets || out.len() > before
+    }
+
+    /// Appends records besides packets and runs that are to leave, as long as `out` has at most `most` bytes then. Returns `true` if
+    /// anything was appended. For a carrier with a way of their own: they are to be there before packets that are polled later.
+    #[must_use]
+    pub fn poll_control(&mut self, out: &mut Vec<u8>, most: usize) -> bool {
+        self.announce_room();
+        let room = most.saturating_sub(out.len());
+        let mut rest = &self.control[..];
+        while let Ok(Some(record)) = split(rest, MAX_BODY)
+            && self.control.len() - record.rest.len() <= room
+        {
+            rest = record.rest;
+        }
+        let taken = self.control.len() - rest.len();
+        out.extend(self.control.drain(..taken));
+        taken > 0
+    }
+
+    /// Appends packets and runs that are to leave until `out` has `most` bytes: it may get longer by one record. Returns `true` if
+    /// anything was appended.
+    #[must_use]
+    pub fn poll_packets(&mut self, out: &mut Vec<u8>, most: usize) -> bool {
+        let before = out.len();
         while out.len() < most
             && let Some(crossing) = self.next_leaving()
         {
@@ -300,6 +347,15 @@ impl Session {
             }
         }
         out.len() > before
+    }
+
+    /// Has a credit record leave, if it is worth one.
+    fn announce_room(&mut self) {
+        if self.phase == Phase::Open
+            && let Some(credit) = self.room.announce()
+        {
+            put(&mut self.control, Kind::Credit, credit.as_bytes());
+        }
     }
 
     /// Returns the next packet or run: on VL15, or of the next data lane that has credits.

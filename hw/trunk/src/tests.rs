@@ -12,6 +12,8 @@ use crate::{
     CloseReason, Hello, MANAGEMENT_DEPTH, MAX_BODY, Session, SessionConfig, SessionEvent, WINDOW,
 };
 
+mod ways;
+
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 fn config(site: &str) -> SessionConfig {
