@@ -1,6 +1,7 @@
 //! End-to-end tests of the workspace, and what they share.
 #![forbid(unsafe_code)]
 
+pub mod cargo;
 pub mod conversation;
 pub mod divided_device;
 pub mod docs;

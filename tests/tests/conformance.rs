@@ -10,6 +10,7 @@ use std::process::Command;
 use std::sync::LazyLock;
 
 use serde_json::Value;
+use vhca_tests::cargo::cargo;
 
 /// The statements are numbered from 1 to this.
 const STATEMENTS: u16 = 232;
@@ -48,10 +49,18 @@ fn output(command: &mut Command) -> String {
 /// Builds the tests of the workspace, unless they are built, and returns their binaries.
 fn binaries() -> Vec<Binary> {
     let root = root().canonicalize().unwrap();
-    let mut cargo = Command::new(env!("CARGO"));
-    let args = ["test", "--workspace", "--locked", "--no-run", "--quiet"];
-    let cargo = cargo.args(args).arg("--message-format=json");
-    let messages = output(cargo.current_dir(&root));
+    let mut command = cargo();
+    let args = [
+        "test",
+        "--workspace",
+        "--features",
+        "vhca/kvm",
+        "--locked",
+        "--no-run",
+        "--quiet",
+    ];
+    let command = command.args(args).arg("--message-format=json");
+    let messages = output(command.current_dir(&root));
     let messages = messages.lines().map(serde_json::from_str);
     let messages = messages.map(Result::<Value, _>::unwrap);
     let binary = |message: Value| {

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use serde_json::Value;
+use vhca_tests::cargo::cargo;
 
 /// What each package may use of the packages in the tree. `ALL` stands for every other one.
 const MAY_USE: &[(&str, &[&str])] = &[
@@ -142,6 +142,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "vf-proxy",
             "vf-tunnel",
             "vhca-device",
+            "vhca-trunk",
         ],
     ),
     ("vhca-receiver", &[]),
@@ -194,7 +195,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "ib-vtime",
         ],
     ),
-    ("vhca-trunk", &["ib-trunk", "ib-vtime"]),
+    (
+        "vhca-trunk",
+        &["ib-fabric", "ib-trunk", "ib-wire", "ib-vtime"],
+    ),
     // Nothing but the command and the tests uses exercises.
     ("vhca-exercises", ALL),
     ("vhca-command", ALL),
@@ -212,7 +216,6 @@ const MAY_TEST_WITH: &[(&str, &[&str])] = &[
     ("vhca-device", &["emulated-hca", "ib-wire"]),
     ("vhca", &["mlx4-defs", "mlx4-driver"]),
     ("vhca-vfio-user", &["emulated-hca", "ib-wire"]),
-    ("vhca-trunk", &["ib-wire"]),
 ];
 
 /// Packages that may own file descriptors, threads and clocks.
@@ -301,7 +304,7 @@ struct Package {
 }
 
 fn packages() -> Vec<Package> {
-    let output = Command::new(env!("CARGO"))
+    let output = cargo()
         .args(["metadata", "--no-deps", "--format-version", "1"])
         .current_dir(root())
         .output()

@@ -12,6 +12,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tempfile::TempDir;
 
 use super::root;
+use crate::cargo::leave_package;
 use crate::live::{binary, wait_for};
 
 /// Folders of the workspace that commands name.
@@ -112,7 +113,9 @@ impl Session {
         fs::write(folder.join("script"), script).unwrap();
         let [output, failed] = ["output", "failed"].map(|name| folder.join(name));
         let out = File::create(&output).unwrap();
-        let mut shell = Command::new("bash")
+        let mut shell = Command::new("bash");
+        leave_package(&mut shell);
+        let mut shell = shell
             .args(["-c", "exec 9>failed; . ./script"])
             .current_dir(folder)
             .env("PATH", path(folder))

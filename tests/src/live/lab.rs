@@ -9,6 +9,8 @@ use std::time::Duration;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::cargo::cargo;
+
 use super::{Machines, MemoryCgroup, Process, wait_for};
 
 /// For whatever takes a moment: far more than it needs on a busy machine.
@@ -33,7 +35,7 @@ pub fn binary() -> &'static Path {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let profile = std::env::var("VHCA_TEST_PROFILE");
         let profile = profile.unwrap_or_else(|_| "release".to_owned());
-        let built = Command::new(env!("CARGO"))
+        let built = cargo()
             .args(["build", "--profile", &profile, "--locked", "--quiet"])
             .current_dir(&root)
             .status()

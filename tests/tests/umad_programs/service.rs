@@ -11,13 +11,14 @@ use tempfile::TempDir;
 use vhca::world::World;
 use vhca::{Runner, StopHandle};
 use vhca_service::serve::{Lab, Listener, Options, Service, UmadSocket, VerbsSocket};
+use vhca_tests::cargo::cargo;
 
 /// The preload library, built as `cargo build` does.
 pub(crate) fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        let built = Command::new(env!("CARGO"))
+        let built = cargo()
             .args(["build", "-p", "vhca-umad", "--locked", "--quiet"])
             .current_dir(&root)
             .status()

@@ -27,6 +27,7 @@ use super::{Backend, BackendFailed, Provider, Wake};
 /// Numbers that descriptors are watched under; doorbells have those behind.
 const WAKE: u64 = 0;
 const TIMER: u64 = 1;
+const OUTSIDE: u64 = 2;
 
 /// Descriptors that are looked at in one step. Those beyond are left to the next.
 const BATCH: usize = 64;
@@ -86,7 +87,7 @@ pub struct EventLoop<P: Provider> {
 }
 
 impl<P: Provider> EventLoop<P> {
-    /// Makes a backend of a provider, and its loop.
+    /// Makes a backend of a provider, and its loop, which watches the [`Provider::descriptor`] that there is now.
     ///
     /// # Errors
     /// That of the host, if it gives no descriptors.
@@ -96,7 +97,7 @@ impl<P: Provider> EventLoop<P> {
             wake: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
             doorbells: Mutex::new(Watched {
                 by_number: BTreeMap::new(),
-                last: TIMER,
+                last: OUTSIDE,
                 rung: Rung::new(),
             }),
             ask: Mutex::new(None),
@@ -104,6 +105,9 @@ impl<P: Provider> EventLoop<P> {
         let timer = TimerFd::new()?;
         sources.watch(&sources.wake, WAKE)?;
         sources.watch(&timer, TIMER)?;
+        if let Some(outside) = provider.descriptor() {
+            sources.watch(&outside, OUTSIDE)?;
+        }
         // So that the first step comes at once.
         sources.wake();
         Ok(Self {
@@ -172,6 +176,8 @@ impl<P: Provider> EventLoop<P> {
                     self.timer.wait()?;
                     self.set_to = None;
                 }
+                // The provider looks at it when it is polled.
+                OUTSIDE => {}
                 number => self.sources.doorbells().take_signal(number),
             }
         }

@@ -1,6 +1,7 @@
 //! The source of the functions that devices are attached to.
 
 use core::fmt::Debug;
+use std::os::fd::BorrowedFd;
 
 use hca_api::{AddressSpace, Hca};
 use ib_vtime::Instant;
@@ -43,6 +44,12 @@ pub trait Provider: Send + 'static {
     /// Holds a device, or lets it go on. While it is held it has no turns, nothing of its guest's memory is read or written,
     /// and what comes for it waits, up to a bound of the provider's; the rest is dropped and counted.
     fn hold(&mut self, at: Self::At, held: bool);
+
+    /// Returns a descriptor that can be read when the provider is to be polled. `None` if only calls and
+    /// time bring it anything.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 
     /// Ends a VF, and returns the memory that it reached. `None` if there is none.
     fn detach(&mut self, at: Self::At) -> Option<Box<dyn AddressSpace>>;

@@ -192,12 +192,6 @@ impl Carrier {
             Layer::Tls(tls) => tls.failure(),
         }
     }
-
-    /// Returns the socket.
-    #[must_use]
-    pub fn into_socket(self) -> OwnedFd {
-        self.socket
-    }
 }
 
 impl Plain {

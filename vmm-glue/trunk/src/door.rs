@@ -66,10 +66,21 @@ impl Door {
         Ok(Self { channel: own })
     }
 
-    /// Uses a door at the other end of a channel.
-    #[cfg(test)]
-    pub(crate) const fn over(channel: OwnedFd) -> Self {
-        Self { channel }
+    /// Starts a thread of this process in place of another process, for one that is not confined.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn in_thread() -> io::Result<Self> {
+        let (own, other) = pair()?;
+        let serve = move || {
+            if let Err(error) = run(other) {
+                log::error!("the thread that connects for trunks ends: {error}");
+            }
+        };
+        thread::Builder::new()
+            .name("trunk-door".to_owned())
+            .spawn(serve)?;
+        Ok(Self { channel: own })
     }
 
     /// Orders a connection. The answer comes with the number.

@@ -1,18 +1,25 @@
 //! Carriers of trunks between emulated fabrics: Unix, TCP and TLS connections that never block, and the process that makes them.
 //!
 //! [`TrunkListener`] accepts connections, and [`Door`] makes them; a [`Carrier`] has one, and carries the bytes of a
-//! [`Session`](ib_trunk::Session) over it.
+//! [`Session`](ib_trunk::Session) over it. [`Trunks`] has all of these for the trunks of a fabric: it connects and listens, tries again,
+//! and moves packets between the fabric and the other ends.
 #![forbid(unsafe_code)]
 
 mod address;
 mod carrier;
+mod config;
+mod descriptors;
 mod door;
+mod handshakes;
 mod listener;
 #[cfg(feature = "tls")]
 mod tls;
+mod trunk;
+mod trunks;
 
 pub use address::{AddressError, TrunkAddress};
 pub use carrier::{Carrier, Security};
+pub use config::{TrunkConfig, TrunkPeer, TrunkWay};
 pub use door::{COMMAND, Door, DoorAnswer, run};
 pub use listener::TrunkListener;
 #[cfg(feature = "tls")]
@@ -20,6 +27,8 @@ pub use tls::{
     CredentialFiles, CredentialsError, KeygenError, PublicKey, PublicKeyError, TlsEnd, keygen,
     public_key,
 };
+pub use trunk::{Trunk, TrunkError};
+pub use trunks::{TrunkEvent, TrunkId, Trunks};
 
 #[cfg(test)]
 mod tests;

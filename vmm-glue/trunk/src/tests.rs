@@ -1,13 +1,11 @@
 use std::os::fd::{AsFd, OwnedFd};
-use std::thread;
 
 use ib_trunk::{CloseReason, Hello, Session, SessionConfig, SessionEvent};
 use ib_vtime::{Duration, Instant};
 use ib_wire::Guid;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use crate::{Carrier, Security, TrunkAddress, TrunkListener, door};
+use crate::{Carrier, Door, Security, TrunkAddress, TrunkListener};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -73,18 +71,13 @@ fn wait_for(fd: &impl AsFd) {
     poll(&mut [PollFd::new(fd, PollFlags::IN)], None).unwrap();
 }
 
-/// Connects through a door in a thread of the test.
+/// Connects through a door in a thread.
 fn connected(address: &TrunkAddress) -> Result<OwnedFd, String> {
-    let kind = SocketType::SEQPACKET;
-    let (own, other) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
-    let serving = thread::spawn(move || door::run(other));
-    let door = door::Door::over(own);
+    let door = Door::in_thread().unwrap();
     door.order(7, address).unwrap();
     wait_for(&door);
     let answer = door.answer().unwrap().unwrap();
     assert_eq!(answer.number, 7);
-    drop(door);
-    serving.join().unwrap().unwrap();
     answer.connected
 }
 
@@ -121,7 +114,7 @@ fn sessions_open_and_close_over_both_kinds_of_connections() {
         sessions[0].close(CloseReason::Stopping);
         assert!(carriers[0].transmit(&mut sessions[0]));
         let [near, mut far] = carriers;
-        drop(near.into_socket());
+        drop(near);
         let stopped = SessionEvent::Closed(CloseReason::Stopping);
         let mut events = Vec::new();
         while !sessions[1].is_closed() {

@@ -1,8 +1,8 @@
 //! An emulated fabric in the VMM's own process: a world with one VF by one call, and the types that a [`World`] takes
 //! and returns.
 //!
-//! Such a VF reaches the hosts and VFs of its own world, so VMs of one process. Worlds of two processes have no link
-//! between them.
+//! Such a VF reaches the hosts and VFs of its own world, so VMs of one process. A trunk joins worlds of several processes, or one and
+//! `vhca serve`.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -41,7 +41,7 @@ pub use vf_proxy::{PciDevice, PciFunction, Personality};
 pub use vf_tunnel::VfId;
 
 use crate::GuestRam;
-use crate::world::{HostFunction, HostId, VfError, World, vf_spec};
+use crate::world::{HostFunction, HostId, VfError, World, vf_node_guid, vf_spec};
 
 /// Virtual time in which a subnet of two hosts comes up.
 const SUBNET_UP: Duration = Duration::from_secs(2);
@@ -56,8 +56,9 @@ pub struct VfOptions {
     /// Keys, PSNs and ids follow from this. Random by default, as it must be outside of tests; `seed.into()` makes a run
     /// that can be repeated.
     pub secret: Secret,
-    /// GUID of the VF's adapter as its guest sees it. The GUIDs of its ports are the SA's choice.
-    pub node_guid: Guid,
+    /// GUID of the VF's adapter as its guest sees it; by default it follows from the host's and the VF's number. The GUIDs of its
+    /// ports are the SA's choice.
+    pub node_guid: Option<Guid>,
     /// The kind of adapter that the guest's driver finds: a ConnectX-3 VF by default.
     pub personality: Personality,
 }
@@ -77,7 +78,7 @@ impl Default for VfOptions {
     fn default() -> Self {
         Self {
             secret: random_secret(),
-            node_guid: Guid::new(0x0014_0580_0000_0001),
+            node_guid: None,
             personality: MLX4,
         }
     }
@@ -104,6 +105,14 @@ impl From<PfError> for SetUpError {
     }
 }
 
+/// Sets GUIDs that follow from a world's secret, so that fabrics of several processes that trunks join have none twice.
+fn set_guids(topology: &mut Topology, secret: Secret) {
+    let of_world = secret.of(b"GUIDs   ").seed() >> 24;
+    // 0x06 is a locally administered EUI-64, as those of sites are. The topologies here have far fewer nodes than there are numbers.
+    let guid = |number| Guid::new(0x06 << 56 | of_world << 16 | u64::from(number));
+    let _ = topology.move_to_site(guid);
+}
+
 impl World {
     /// Makes a world with one VF for a guest's memory: a host that runs a subnet manager, and a host whose PF offers the
     /// VF. The subnet is up when this returns. The name is for [`Backend::attach`](crate::device::Backend::attach).
@@ -117,7 +126,9 @@ impl World {
     where
         M: GuestAddressSpace + Send + 'static,
     {
-        let (fabric, built) = Topology::two_switches(1).build(options.secret);
+        let mut topology = Topology::two_switches(1);
+        set_guids(&mut topology, options.secret);
+        let (fabric, built) = topology.build(options.secret);
         let mut world = Self::new(fabric, options.secret);
         let [manager, shared] = [built.hcas[0], built.hcas[1]];
         let manager = world.add_host(manager)?;
@@ -126,6 +137,30 @@ impl World {
         let at = world.add_vf_for_vmm(host, FIRST, memory, options)?;
         world.run_for(SUBNET_UP);
         Ok((world, at))
+    }
+
+    /// Makes a world of one host with one VF for a guest's memory, without a switch and a subnet manager: a trunk of the returned port
+    /// ([`World::add_trunk`]) makes it a host of another fabric, whose manager gives it a LID of its own.
+    ///
+    /// # Errors
+    /// [`SetUpError`].
+    #[cfg(feature = "trunk")]
+    pub fn with_one_vf_for_a_trunk<M>(
+        memory: M,
+        options: &VfOptions,
+    ) -> Result<(Self, HostFunction, Endpoint), SetUpError>
+    where
+        M: GuestAddressSpace + Send + 'static,
+    {
+        let mut topology = Topology::default();
+        topology.add_hca("host", 1);
+        set_guids(&mut topology, options.secret);
+        let (fabric, built) = topology.build(options.secret);
+        let mut world = Self::new(fabric, options.secret);
+        let node = built.hcas[0];
+        let host = world.add_pf_host(node, &PfConfig::new(options.secret.of(b"the PF  ")))?;
+        let at = world.add_vf_for_vmm(host, FIRST, memory, options)?;
+        Ok((world, at, node.port(1)))
     }
 
     /// Adds another VF for a VMM, on a host with a PF.
@@ -145,6 +180,11 @@ impl World {
     where
         M: GuestAddressSpace + Send + 'static,
     {
+        let own = || {
+            let node = self.fabric().node(self.host(host).node());
+            vf_node_guid(node.map_or(Guid::NONE, |node| node.node_guid), vf)
+        };
+        let node_guid = options.node_guid.unwrap_or_else(own);
         let port = VfPortSpec {
             adapt_answer: Some(AdaptAnswer(options.personality.adapt_answer)),
             ..VfPortSpec::default()
@@ -152,7 +192,7 @@ impl World {
         let spec = VfSpec {
             memory: Box::new(GuestRam::new(memory)),
             ports: vec![port],
-            ..vf_spec(options.node_guid)
+            ..vf_spec(node_guid)
         };
         self.add_idle_vf(host, vf, spec)?;
         let at = self.add_device(host, vf, (options.personality.make)())?;

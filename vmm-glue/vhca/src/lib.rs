@@ -5,6 +5,7 @@
 //!   two for KVM (feature `kvm`). They are a crate of their own, `vhca-device`, for a VMM whose adapter is elsewhere.
 //! * [`Runner`] drives sans-I/O machines by the wall clock in an event loop, with the file descriptors that they
 //!   [`watch`].
+//! * `trunk` has the cables that join a world and the fabrics of others: [`World::add_trunk`](world::World) (feature `trunk`).
 //! * [`GuestRam`] is the guest memory of a VMM that is built on vm-memory, as a VF reaches it.
 //! * [`DropLog`] turns what a PF dropped into log lines, a few for each VF and reason.
 //!
@@ -32,6 +33,8 @@ pub use vhca_device as device;
 #[cfg(feature = "kvm")]
 pub use vhca_device::kvm;
 pub use vhca_device::{GuestRam, Slice};
+#[cfg(feature = "trunk")]
+pub use vhca_trunk as trunk;
 
 /// A VMM runs a world on a thread of its own.
 const _: () = {

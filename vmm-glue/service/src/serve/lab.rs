@@ -16,6 +16,7 @@ use vf_proxy::{PciFunction, Personality, mlx4};
 use vf_tunnel::VfId;
 use vhca_control::protocol::Sockets;
 use vhca_control::{GuestAction, GuestReport, LinkFaults, Refusal, Right, VfChange};
+use vhca_trunk::TrunkId;
 
 use super::attach_spec::{AttachSpec, LinuxSpec};
 use super::cables::{self, Cables};
@@ -37,7 +38,7 @@ use super::verbs::program::{MAX_REGIONS, ProgramLimit};
 use super::vfio_user::seat::Seat;
 use super::watchdog::{Stall, Stalls};
 use super::why::{History, SaProbes};
-use crate::show::{ManagerFacts, Programs, ServiceFacts, TrunkRow};
+use crate::show::{ManagerFacts, Programs, ServiceFacts};
 use vhca::Driven;
 use vhca::Slice;
 use vhca::world::{HostFunction, HostId, VfError, World, vf_node_guid, vf_spec};
@@ -61,8 +62,8 @@ pub struct Lab {
     pub(super) sa_probes: SaProbes,
     /// The programs that say that they are the subnet managers of ports, as far as their processes are known.
     pub(super) managers: BTreeMap<Endpoint, Pid>,
-    /// Trunks, by their ports.
-    pub(super) trunks: BTreeMap<Endpoint, TrunkRow>,
+    /// Ports of the trunks, as `NODE/PORT`.
+    pub(super) trunks: BTreeMap<TrunkId, String>,
     /// Memory that devices of guests without a quota of their own share, and programs.
     memory_pool: Arc<MemoryPool>,
     /// Notes that memory of a VMM became guarded.
@@ -485,7 +486,7 @@ impl Lab {
                 last_sweep_age: sweeps.last.map(|(_, end)| self.world().now() - end),
             }),
             programs: self.programs,
-            trunks: self.trunks.values().cloned().collect(),
+            trunks: self.trunk_rows().collect(),
         }
     }
 

@@ -26,7 +26,7 @@ use super::sa_watch::SaWatch;
 use super::sandbox::{self, Needs, SandboxError};
 use super::service::Service;
 use super::signals::Signals;
-use super::trunks::Trunks;
+use super::trunks;
 use super::umad::UmadSocket;
 use super::verbs::VerbsSocket;
 use super::vfio_user::{Seat, VfioUserSockets};
@@ -173,7 +173,7 @@ pub fn run(
         service.add_way_in(node);
     }
     if let Some(site) = options.site_name()?.filter(|_| !options.trunks.is_empty()) {
-        let trunks = Trunks::open(service.lab_mut(), &options.trunks, &site)?;
+        let trunks = trunks::open(service.lab_mut(), &options.trunks, &site)?;
         service.add_way_in(trunks);
     }
     for port in LinuxWay::all(service.lab_mut()) {

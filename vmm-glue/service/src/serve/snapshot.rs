@@ -169,19 +169,19 @@ impl Lab {
         let states = states.filter_map(|(at, state)| Some((place(&ids, at)?, state)));
         subnet.sm_answers = states.collect();
         subnet.embedded = self.manager_port().and_then(|at| place(&ids, at));
-        let trunks = self.trunks.iter();
-        let trunks = trunks.filter_map(|(at, trunk)| {
+        let trunks = self.trunk_rows().filter_map(|trunk| {
+            let at = trunk.near;
             let drops = fabric.node(at.node)?.drops().iter();
             let refused = drops.filter(|(port, _, reason, _)| {
                 (*port, *reason) == (at.port, DropReason::ForeignSmp)
             });
             let refused_smps = refused.map(|(.., dropped)| dropped.packets).sum();
             let trunk = vhca_diagnosis::Trunk {
-                way: trunk.way.clone(),
-                peer: trunk.peer.clone().map(|peer| peer.site.to_string()),
+                way: trunk.way,
+                peer: trunk.peer.map(|peer| peer.site.to_string()),
                 refused_smps,
             };
-            Some((place(&ids, *at)?, trunk))
+            Some((place(&ids, at)?, trunk))
         });
         subnet.trunks = trunks.collect();
         let mut survey = Survey {

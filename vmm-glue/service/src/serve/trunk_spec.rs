@@ -1,6 +1,5 @@
 //! Options of trunks: cables to fabrics of other services.
 
-use core::fmt;
 use core::str::FromStr;
 use std::path::PathBuf;
 
@@ -9,7 +8,7 @@ use ib_vtime::Duration;
 use rustix::system::uname;
 use serde::Deserialize;
 use thiserror::Error;
-use vhca_trunk::{AddressError, Security, TlsEnd, TrunkAddress};
+use vhca_trunk::{AddressError, Security, TlsEnd, TrunkAddress, TrunkPeer, TrunkWay};
 
 use super::trunk_credentials::{TrunkCredentials, TrunkCredentialsError};
 
@@ -30,16 +29,6 @@ pub struct TrunkSpec {
     pub peer: Option<TrunkPeer>,
     /// The files by which the ends know each other, for `tls:` addresses.
     pub credentials: TrunkCredentials,
-}
-
-/// The trust in the other end of a trunk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum TrunkPeer {
-    /// A host that is not trusted: it speaks for its own LIDs in its partitions, and manages no subnet.
-    Host,
-    /// A part of the fabric, trusted as a switch is.
-    Fabric,
 }
 
 impl TrunkSpec {
@@ -102,15 +91,6 @@ pub(super) fn complete(
     }
 }
 
-/// The way to the other end of a trunk.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TrunkWay {
-    /// The other end connects to this address.
-    Listen(TrunkAddress),
-    /// The other end listens at this address.
-    Connect(TrunkAddress),
-}
-
 /// A trunk that cannot be understood.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum TrunkSpecError {
@@ -140,9 +120,7 @@ impl FromStr for TrunkSpec {
         let split = text.split_once('=').filter(|(port, _)| !port.is_empty());
         let (port, way) = split.ok_or(TrunkSpecError::Form)?;
         let (way, peer) = match way.rsplit_once(",peer=") {
-            Some((way, "host")) => (way, Some(TrunkPeer::Host)),
-            Some((way, "fabric")) => (way, Some(TrunkPeer::Fabric)),
-            Some(_) => return Err(TrunkSpecError::Peer),
+            Some((way, name)) => (way, Some(peer(name)?)),
             None => (way, None),
         };
         let way = match way.strip_prefix("listen:") {
@@ -159,25 +137,6 @@ impl FromStr for TrunkSpec {
     }
 }
 
-impl TrunkWay {
-    /// Returns the address of the end that listens.
-    #[must_use]
-    pub const fn address(&self) -> &TrunkAddress {
-        match self {
-            Self::Listen(address) | Self::Connect(address) => address,
-        }
-    }
-}
-
-impl fmt::Display for TrunkWay {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Listen(address) => write!(f, "listen:{address}"),
-            Self::Connect(address) => address.fmt(f),
-        }
-    }
-}
-
 /// A trunk as `[[trunk]]` describes it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -186,7 +145,7 @@ struct TrunkTable {
     listen: Option<String>,
     connect: Option<String>,
     timeout: Option<String>,
-    peer: Option<TrunkPeer>,
+    peer: Option<String>,
     key: Option<PathBuf>,
     peers: Option<PathBuf>,
     certificate: Option<PathBuf>,
@@ -207,7 +166,7 @@ impl TryFrom<TrunkTable> for TrunkSpec {
             port: table.port,
             way,
             timeout,
-            peer: table.peer,
+            peer: table.peer.as_deref().map(peer).transpose()?,
             credentials: TrunkCredentials {
                 key: table.key,
                 peers: table.peers,
@@ -215,6 +174,14 @@ impl TryFrom<TrunkTable> for TrunkSpec {
                 ca: table.ca,
             },
         })
+    }
+}
+
+fn peer(name: &str) -> Result<TrunkPeer, TrunkSpecError> {
+    match name {
+        "host" => Ok(TrunkPeer::Host),
+        "fabric" => Ok(TrunkPeer::Fabric),
+        _ => Err(TrunkSpecError::Peer),
     }
 }
 

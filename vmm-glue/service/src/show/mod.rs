@@ -183,7 +183,10 @@ pub fn page(scene: &Scene<'_>, subject: Subject, filter: Filter) -> Page {
             if !scene.service.trunks.is_empty() {
                 tables.push(Table::of_nodes("trunks", |scene, node| {
                     let trunks = scene.service.trunks.iter();
-                    trunks.filter(|trunk| trunk.node == node).cloned().collect()
+                    trunks
+                        .filter(|trunk| trunk.near.node == node)
+                        .cloned()
+                        .collect()
                 }));
             }
             tables

@@ -1,6 +1,6 @@
 //! Trunks to the fabrics of other services.
 
-use emulated_hca::NodeId;
+use emulated_hca::Endpoint;
 use ib_trunk::{Hello, Statistics};
 use vhca_control::table::{Cell, Column, column};
 
@@ -9,9 +9,9 @@ use super::table::Row;
 /// A trunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrunkRow {
-    /// The node at this end.
-    pub node: NodeId,
-    /// Its port, as the option has it.
+    /// The port at this end.
+    pub near: Endpoint,
+    /// The port, as `NODE/PORT`.
     pub port: String,
     /// The way to the other end, as the option has it.
     pub way: String,

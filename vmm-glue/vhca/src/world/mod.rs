@@ -33,6 +33,8 @@ mod socket;
 mod software;
 mod switch;
 mod taps;
+#[cfg(feature = "trunk")]
+mod trunks;
 mod user;
 mod vfs;
 
@@ -110,6 +112,8 @@ pub struct World {
     now: Instant,
     live_locked: bool,
     taps: Taps,
+    #[cfg(feature = "trunk")]
+    trunks: Option<vhca_trunk::Trunks>,
 }
 
 impl World {
@@ -139,6 +143,8 @@ impl World {
             now: Instant::ZERO,
             live_locked: false,
             taps: Taps::default(),
+            #[cfg(feature = "trunk")]
+            trunks: None,
         }
     }
 

@@ -1,5 +1,8 @@
 //! A world as the provider of a VMM's devices.
 
+#[cfg(feature = "trunk")]
+use std::os::fd::{AsFd, BorrowedFd};
+
 use hca_api::{AddressSpace, Hca};
 use ib_vtime::Instant;
 use vf_proxy::PciDevice;
@@ -90,6 +93,11 @@ impl Provider for World {
             self.held.remove(&at);
             self.wake(at);
         }
+    }
+
+    #[cfg(feature = "trunk")]
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.trunks().map(AsFd::as_fd)
     }
 
     fn detach(&mut self, at: HostFunction) -> Option<Box<dyn AddressSpace>> {

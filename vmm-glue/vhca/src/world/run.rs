@@ -71,6 +71,8 @@ impl World {
     pub fn poll_for(&mut self, now: Instant, slice: &mut Slice) {
         self.advance(now, slice);
         self.set_pace(slice);
+        #[cfg(feature = "trunk")]
+        self.serve_trunks();
         // Those that have events stand in the line with those that have more to do.
         if core::mem::take(&mut self.is_unfinished) {
             self.line_up_stirred(Vec::new());
@@ -83,6 +85,10 @@ impl World {
                 // The fabric serves the nodes that the hosts looked at, and is quiet.
                 while self.adapters.fabric.poll(self.now) {}
                 self.record_taps();
+                #[cfg(feature = "trunk")]
+                if self.flush_trunks() {
+                    continue;
+                }
                 return;
             }
             if slice.is_over() {
@@ -363,8 +369,16 @@ impl Driven for World {
         let outside = self.adapters.outside_timeout();
         let woken_switches = self.woken_switches.iter();
         let woken_switches = woken_switches.filter_map(|at| self.switches.get(at)?.poll_timeout());
+        #[cfg(feature = "trunk")]
+        let trunks = self
+            .trunks
+            .as_ref()
+            .and_then(vhca_trunk::Trunks::poll_timeout);
+        #[cfg(not(feature = "trunk"))]
+        let trunks = None;
         alarm
             .into_iter()
+            .chain(trunks)
             .chain(self.switch_alarms.next_deadline())
             .chain(fabric)
             .chain(outside)

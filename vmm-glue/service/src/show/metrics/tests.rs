@@ -69,7 +69,7 @@ fn shown(by: By, filter: impl Fn(&[emulated_hca::NodeId]) -> Filter) -> String {
             ..Programs::default()
         },
         trunks: vec![TrunkRow {
-            node: built.hcas[0],
+            near: built.hcas[0].port(1),
             port: "S1/5".to_owned(),
             way: "tcp:spine:18600".to_owned(),
             peer: Err("down: the connection ended".to_owned()),

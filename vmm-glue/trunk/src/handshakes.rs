@@ -4,17 +4,16 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 use ib_vtime::Instant;
-use vhca::watch::EventSet;
-use vhca_trunk::Carrier;
 
-use super::way_in::Turn;
+use crate::carrier::Carrier;
+use crate::descriptors::{Descriptors, Interest};
 
 /// Handshakes of one trunk at the same time at most. Each costs a buffer of 16 KiB, and the oldest makes room for one more.
 const AT_ONCE: usize = 64;
 
 /// The end of a handshake. The connection is watched.
 #[derive(Debug)]
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     Open(Carrier),
     Failed(Carrier, String),
 }
@@ -27,51 +26,48 @@ struct Handshake {
 
 /// The handshakes of a trunk.
 #[derive(Debug, Default)]
-pub(super) struct Handshakes {
+pub(crate) struct Handshakes {
     /// In the order of their deadlines.
     under_way: VecDeque<Handshake>,
 }
 
 impl Handshakes {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.under_way.is_empty()
     }
 
     /// Returns the time at which the oldest one fails.
-    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.under_way.front().map(|handshake| handshake.until)
     }
 
-    /// Watches a connection and begins its handshake. Returns the outcome if there is one at once, as there is without TLS.
+    /// Begins the handshake of a connection that is watched. Returns the outcome if there is one at once, as there is without TLS.
     #[must_use]
-    pub(super) fn begin(
+    pub(crate) fn begin(
         &mut self,
-        turn: &mut Turn<'_>,
+        descriptors: &Descriptors,
         carrier: Carrier,
         until: Instant,
     ) -> Option<Outcome> {
-        turn.watches.add(&carrier, EventSet::IN);
-        let outcome = self.advance(turn, Handshake { until, carrier });
-        if self.under_way.len() > AT_ONCE
-            && let Some(oldest) = self.under_way.pop_front()
-        {
-            turn.watches.remove(oldest.carrier.into_socket());
+        let outcome = self.advance(descriptors, Handshake { until, carrier });
+        if self.under_way.len() > AT_ONCE {
+            self.under_way.pop_front();
         }
         outcome
     }
 
     /// Moves the handshake of a connection on that is ready. Returns its outcome, if there is one.
     #[must_use]
-    pub(super) fn handle_ready(&mut self, turn: &mut Turn<'_>, fd: RawFd) -> Option<Outcome> {
+    pub(crate) fn handle_ready(&mut self, descriptors: &Descriptors, fd: RawFd) -> Option<Outcome> {
         let mut all = self.under_way.iter();
         let place = all.position(|handshake| handshake.carrier.as_fd().as_raw_fd() == fd)?;
         let handshake = self.under_way.remove(place)?;
-        self.advance(turn, handshake)
+        self.advance(descriptors, handshake)
     }
 
     /// Returns a handshake that has taken too long.
     #[must_use]
-    pub(super) fn handle_timeout(&mut self, now: Instant) -> Option<Outcome> {
+    pub(crate) fn handle_timeout(&mut self, now: Instant) -> Option<Outcome> {
         if self.poll_timeout()? > now {
             return None;
         }
@@ -80,18 +76,15 @@ impl Handshakes {
         Some(Outcome::Failed(late.carrier, words.to_owned()))
     }
 
-    fn advance(&mut self, turn: &mut Turn<'_>, mut handshake: Handshake) -> Option<Outcome> {
+    fn advance(&mut self, descriptors: &Descriptors, mut handshake: Handshake) -> Option<Outcome> {
         match handshake.carrier.establish() {
             Ok(true) => return Some(Outcome::Open(handshake.carrier)),
             Err(words) => return Some(Outcome::Failed(handshake.carrier, words)),
             Ok(false) => {}
         }
         // A new connection has room for the messages of one end, unless its chain of certificates is long.
-        let room = match handshake.carrier.is_waiting() {
-            true => EventSet::IN | EventSet::OUT,
-            false => EventSet::IN,
-        };
-        turn.watches.modify(&handshake.carrier, room);
+        let interest = Interest::of(handshake.carrier.is_waiting());
+        descriptors.watch(&handshake.carrier, interest);
         let later = |other: &Handshake| other.until > handshake.until;
         let place = self.under_way.iter().position(later);
         let place = place.unwrap_or(self.under_way.len());

@@ -1,0 +1,149 @@
+//! Worlds that trunks join: one of a single host, and one with a subnet manager, each with an event loop of its own.
+#![cfg(feature = "trunk")]
+#![expect(clippy::unwrap_used, reason = "a test fails where its surroundings do")]
+
+use std::collections::BTreeSet;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hca_api::PortState;
+use vhca::device::event::EventLoop;
+use vhca::emulated::{Endpoint, Guid, Lid, VfOptions};
+use vhca::trunk::{Security, TrunkAddress, TrunkConfig, TrunkEvent, TrunkPeer, TrunkWay};
+use vhca::world::{HostFunction, World};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+
+/// Time for all that happens.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn config(site: &str, way: TrunkWay, peer: TrunkPeer) -> TrunkConfig {
+    TrunkConfig {
+        site: site.parse().unwrap(),
+        way,
+        timeout: Duration::from_secs(5),
+        security: Security::Plain,
+        peer,
+    }
+}
+
+fn memory() -> Arc<GuestMemoryMmap> {
+    Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap())
+}
+
+/// A world with an event loop.
+struct Looped {
+    steps: EventLoop<World>,
+    host: HostFunction,
+}
+
+impl Looped {
+    /// Returns the world of a daemon: two switches, a subnet manager, and a host with a VF; its first switch has a trunk for a host.
+    fn daemon(socket: &Path) -> Self {
+        let (mut world, host) = World::with_one_vf(memory(), &VfOptions::default()).unwrap();
+        let nodes = world.fabric().nodes().map(|(id, _)| id);
+        let free = nodes.flat_map(|node| (1..=8).map(move |port| node.port(port)));
+        let is_free = |at: &Endpoint| {
+            world.fabric().port(*at).is_some() && world.fabric().link_at(*at).is_none()
+        };
+        let free = free.filter(is_free).next().unwrap();
+        let way = TrunkWay::Listen(TrunkAddress::Unix(socket.to_owned()));
+        let trunk = config("daemon", way, TrunkPeer::Host);
+        world.add_trunk(free, trunk).unwrap();
+        Self::new(world, host)
+    }
+
+    /// Returns the world of a VMM, whose host is one of the daemon's fabric.
+    fn vmm(socket: &Path) -> Self {
+        let options = VfOptions::default();
+        let (mut world, host, port) = World::with_one_vf_for_a_trunk(memory(), &options).unwrap();
+        let way = TrunkWay::Connect(TrunkAddress::Unix(socket.to_owned()));
+        let trunk = config("vmm", way, TrunkPeer::Fabric);
+        world.add_trunk(port, trunk).unwrap();
+        Self::new(world, host)
+    }
+
+    fn new(world: World, host: HostFunction) -> Self {
+        Self {
+            steps: EventLoop::new(world).unwrap(),
+            host,
+        }
+    }
+
+    /// Returns the LID of the host's port, if it is active.
+    fn lid(&self) -> Option<Lid> {
+        let at = self.host.host;
+        let look = |world: &mut World| {
+            let port = world.fabric().port(world.host(at).node().port(1))?;
+            (port.state == PortState::Active).then_some(port.lid)
+        };
+        self.steps.backend().with(look).unwrap()
+    }
+
+    /// Returns the site at the other end of the trunk, if it is up.
+    fn site(&self) -> Option<String> {
+        let look = |world: &mut World| {
+            let trunks = world.trunks_mut()?;
+            while let Some(event) = trunks.poll_event() {
+                assert!(matches!(event, TrunkEvent::Changed(_)), "{event:?}");
+            }
+            let peer = trunks.iter().next()?.peer()?.as_ref().ok()?;
+            Some(peer.site.to_string())
+        };
+        self.steps.backend().with(look).unwrap()
+    }
+
+    /// Returns the GUIDs of the world's nodes.
+    fn guids(&self) -> BTreeSet<Guid> {
+        let nodes = |world: &mut World| {
+            let fabric = world.fabric();
+            let nodes = fabric.nodes().filter_map(|(id, _)| fabric.node(id));
+            let guids = nodes.map(|node| node.node_guid);
+            // The gateways of trunks are no nodes of the subnet.
+            guids.filter(|guid| !guid.is_none()).collect()
+        };
+        self.steps.backend().with(nodes).unwrap()
+    }
+}
+
+/// Steps the loops until the condition comes true.
+fn wait_until(loops: &mut [&mut Looped], is_reached: impl Fn(&[&mut Looped]) -> bool) {
+    let epoll = Epoll::new().unwrap();
+    for (number, looped) in (0..).zip(loops.iter()) {
+        let event = EpollEvent::new(EventSet::IN, number);
+        let fd = looped.steps.as_raw_fd();
+        epoll.ctl(ControlOperation::Add, fd, event).unwrap();
+    }
+    let begun = Instant::now();
+    while !is_reached(loops) {
+        assert!(begun.elapsed() < PATIENCE, "it takes too long");
+        let mut ready = [EpollEvent::default(); 2];
+        let count = epoll.wait(100, &mut ready).unwrap();
+        for event in &ready[..count] {
+            loops[usize::try_from(event.data()).unwrap()]
+                .steps
+                .step()
+                .unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_world_of_one_host_is_a_host_of_the_daemons_fabric() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("trunk");
+    let mut daemon = Looped::daemon(&socket);
+    let mut vmm = Looped::vmm(&socket);
+    wait_until(&mut [&mut daemon, &mut vmm], |loops| {
+        loops[1].lid().is_some()
+    });
+    assert_eq!(daemon.site().as_deref(), Some("vmm"));
+    assert_eq!(vmm.site().as_deref(), Some("daemon"));
+    assert!(daemon.guids().is_disjoint(&vmm.guids()));
+    let lid = vmm.lid();
+    assert_ne!(lid, daemon.lid());
+    drop(vmm);
+    wait_until(&mut [&mut daemon], |loops| loops[0].site().is_none());
+}
