@@ -152,24 +152,26 @@ fn programs_of_two_sites_find_each_other_by_addresses_of_one_network() {
     assert!(!nowhere.output().unwrap().status.success());
 }
 
-/// Returns the addresses that VFs of a service gave up, as it says.
-fn yielded(site: &mut Lab) -> BTreeSet<String> {
+/// Returns the addresses of which a service says this.
+fn addresses(site: &mut Lab, said: &str) -> BTreeSet<String> {
     let lines = site.service().output();
-    let lines = lines
-        .lines()
-        .filter(|line| line.contains("the other had it first"));
+    let lines = lines.lines().filter(|line| line.contains(said));
     let addresses =
         lines.filter_map(|line| line.split(' ').find(|word| word.starts_with("10.77.")));
     addresses.map(str::to_owned).collect()
 }
 
 #[test]
-fn of_two_sites_with_one_address_one_keeps_it_and_the_other_says_so() {
+fn of_two_sites_with_one_address_at_most_one_gives_it_up_and_either_says_so() {
     let mut sites = Sites::with_networks("lite", ["10.77.0.0/16"; 2]);
     let all = wait_for(PATIENCE, || {
-        let [north, south] = [&mut sites.north, &mut sites.south].map(yielded);
+        let mut said =
+            |said| [&mut sites.north, &mut sites.south].map(|site| addresses(site, said));
+        let [north, south] = said("the other had it first");
         assert!(north.is_disjoint(&south), "{north:?}, {south:?}");
-        (north.len() + south.len() == 8).then_some(())
+        // On a machine so busy that probes are answered too late, both keep it.
+        let [north, south] = said("is the address of a VF and of another node");
+        (north.union(&south).count() == 8).then_some(())
     });
     let said = [&mut sites.north, &mut sites.south].map(|site| site.service().output());
     assert!(all.is_some(), "{said:?}");
