@@ -148,11 +148,14 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("vhca-receiver", &[]),
     // A client of the service links these: no adapter, no PF.
     ("vhca-control", &["ib-vtime"]),
+    // Both ends of vfio-user use it: no device, no socket.
+    ("vhca-vfio-user-codec", &[]),
     (
         "vhca-vfio-user",
         &[
             "vhca-device",
             "vhca-receiver",
+            "vhca-vfio-user-codec",
             "vf-proxy",
             "hca-api",
             "ib-vtime",

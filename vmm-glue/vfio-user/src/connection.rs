@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 use vhca_receiver::{ClientSocket, PassedFd};
 
-use super::codec::{ANNOUNCED_FDS, Assembler, HeaderFlags, Message, ProtocolError};
+use vhca_vfio_user_codec::{ANNOUNCED_FDS, Assembler, HeaderFlags, Message, ProtocolError};
 
 /// Bytes of replies that wait for a client, beyond which nothing more is read of it.
 const MAX_UNSENT: usize = 256 << 10;
@@ -294,8 +294,8 @@ mod tests {
     use rustix::io::IoSlice;
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-    use super::super::codec::{dma_read, dma_write};
     use super::*;
+    use vhca_vfio_user_codec::{dma_read, dma_write};
 
     /// Far: nothing is waited for in these tests.
     const DEADLINE: Duration = Duration::from_secs(60);

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use vhca_receiver::PassedFd;
 
-use super::codec::{IrqAction, IrqData, SetIrqs};
 use super::eventfd::Signaller;
+use vhca_vfio_user_codec::{IrqAction, IrqData, SetIrqs};
 
 /// The number of MSI-X among the interrupt types (`VFIO_PCI_MSIX_IRQ_INDEX`).
 pub(super) const MSIX: u32 = 2;

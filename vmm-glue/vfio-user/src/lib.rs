@@ -1,16 +1,17 @@
 //! VFs for VMMs: a vfio-user server, by which QEMU and Cloud Hypervisor drive a [`vf_proxy::PciFunction`].
 //!
-//! * [`codec`] is the protocol.
+//! * [`codec`] is the protocol, a crate of its own that clients use as well.
 //! * [`GuestMemory`] is what the VMM shares of its guest's memory.
 //! * [`Session`] does what a VMM's messages say.
 
-pub mod codec;
 mod connection;
 mod eventfd;
 mod interrupts;
 pub mod memory;
 mod remote;
 mod session;
+
+pub use vhca_vfio_user_codec as codec;
 
 pub use connection::{Connection, ConnectionEnd};
 pub use eventfd::{SignalError, Signaller, Signals};

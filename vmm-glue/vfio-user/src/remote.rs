@@ -10,9 +10,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::codec::{dma_read, dma_write, parse_dma_reply};
 use super::connection::Connection;
 use super::memory::RemoteMemory;
+use vhca_vfio_user_codec::{dma_read, dma_write, parse_dma_reply};
 
 /// A wait that counts as work: what a VMM needs that answers at once.
 const PROMPT: Duration = Duration::from_micros(250);

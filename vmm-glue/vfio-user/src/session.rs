@@ -12,14 +12,14 @@ use zerocopy::little_endian::{U32, U64};
 
 use vhca_receiver::PassedFd;
 
-use super::codec::{
-    Command, DeviceInfo, DmaUnmap, DmaUnmapFlags, HeaderFlags, IrqInfo, IrqInfoFlags, MAX_DATA,
-    Message, RegionAccess, RegionInfo, RegionInfoFlags, Request, Version, error_reply, reply,
-};
 use super::eventfd::Signaller;
 use super::interrupts::{IRQ_TYPES, Interrupts, MSIX};
 use super::memory::{GuestMemory, MAX_RANGES};
 use vhca_device::Slice;
+use vhca_vfio_user_codec::{
+    Command, DeviceInfo, DmaUnmap, DmaUnmapFlags, HeaderFlags, IrqInfo, IrqInfoFlags, MAX_DATA,
+    Message, RegionAccess, RegionInfo, RegionInfoFlags, Request, Version, error_reply, reply,
+};
 
 /// Regions of a PCI function: BARs 0 to 5, expansion ROM, configuration space, VGA.
 const REGIONS: u32 = 9;

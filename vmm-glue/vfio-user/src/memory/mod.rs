@@ -39,7 +39,6 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 use vhca_receiver::{PassedFd, Work, during};
 
-use super::codec::{DmaMap, DmaMapFlags};
 use file::MappedFile;
 pub use limit::{MemoryLimit, MemoryPool};
 pub use notice::GuardNotice;
@@ -48,6 +47,7 @@ use posted::{FIRST_GUARD, PostedWrites, next_guard};
 pub use sharing::{is_mapped_privately, look_by};
 pub use slow::timed;
 use touched::Allowance;
+use vhca_vfio_user_codec::{DmaMap, DmaMapFlags};
 
 /// Ranges that may be mapped at a time.
 pub const MAX_RANGES: usize = 8192;

@@ -6,7 +6,7 @@ use zerocopy::little_endian::U16;
 
 use super::*;
 use crate::Signals;
-use crate::codec::{Assembler, Header, MultiWrite};
+use vhca_vfio_user_codec::{Assembler, Header, MultiWrite};
 
 /// A device that keeps what is written to its one register.
 #[derive(Debug, Default)]

@@ -8,7 +8,7 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::super::{GuardNotice, GuestMemory, MemoryLimit};
 use super::*;
-use crate::codec::{DmaMap, DmaMapFlags};
+use vhca_vfio_user_codec::{DmaMap, DmaMapFlags};
 
 const LIMIT: Duration = Duration::from_secs(60);
 

@@ -8,6 +8,16 @@ use bitflags::bitflags;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+/// The most bytes that one message reads or writes (`max_data_xfer_size`). Registers have eight bytes, and all of
+/// configuration space 4096.
+pub const MAX_DATA: usize = 64 << 10;
+
+/// The most bytes of a message with its header.
+pub const MAX_MESSAGE: usize = size_of::<Header>() + size_of::<RegionAccess>() + MAX_DATA;
+
+/// The most descriptors with one message that a server announces (`max_msg_fds`). QEMU refuses a server that names more.
+pub const ANNOUNCED_FDS: usize = 16;
+
 /// A layout of little-endian fields and its size.
 macro_rules! layout {
     (
@@ -35,7 +45,7 @@ impl Command {
     pub const VERSION: Self = Self(1);
     /// Memory that the device may reach.
     pub const DMA_MAP: Self = Self(2);
-    /// Memory that it may reach no more.
+    /// Memory that it may not reach from here on.
     pub const DMA_UNMAP: Self = Self(3);
     /// What the device is.
     pub const DEVICE_GET_INFO: Self = Self(4);
@@ -149,7 +159,7 @@ bitflags! {
     /// How memory is taken away.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct DmaUnmapFlags: u32 {
-        /// Tell which pages were written.
+        /// Reply with the pages that were written.
         const GET_DIRTY_BITMAP = 1 << 0;
         /// All memory; the range is empty.
         const ALL = 1 << 1;
@@ -157,7 +167,7 @@ bitflags! {
 }
 
 layout! {
-    /// Memory that the device may reach no more (`struct vfio_user_dma_unmap`).
+    /// Memory that the device may not reach from here on (`struct vfio_user_dma_unmap`).
     pub struct DmaUnmap of 24 {
         /// The most bytes of the reply.
         pub argsz: U32,

@@ -6,17 +6,18 @@ use zerocopy::little_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::assembler::head;
-use super::{ANNOUNCED_FDS, Header, MAX_DATA, reply};
+use super::layout::{ANNOUNCED_FDS, Header, MAX_DATA};
+use super::outgoing::reply;
 
 /// Most bytes of what a client says of itself.
 const MAX_TEXT: usize = 4096;
 
 /// The fewest bytes of memory in one message with which a client is served. What a device reads at once, a mailbox of
-/// 4 KiB at most, takes one message then: were it thousands, everybody would wait for them.
+/// 4 KiB at most, takes one message then: with thousands, all other clients would wait for them.
 const MIN_TRANSFER: u64 = 4096;
 
 /// The version that is spoken; clients that know later minor ones accept it, and QEMU refuses any other.
-const MAJOR: u16 = 0;
+pub(super) const MAJOR: u16 = 0;
 const MINOR: u16 = 0;
 
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -26,7 +27,7 @@ struct Numbers {
     minor: U16,
 }
 
-/// What a client can do. All else that it says is for versions to come.
+/// What an end can do. All else that it says is for versions to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Capabilities {
@@ -34,12 +35,15 @@ pub struct Capabilities {
     pub max_data_xfer_size: u64,
     /// Whether it sends several writes in one message.
     pub write_multiple: bool,
+    /// The most descriptors that it takes with one message.
+    pub max_msg_fds: u64,
 }
 
 impl Default for Capabilities {
     fn default() -> Self {
         Self {
             max_data_xfer_size: 1 << 20,
+            max_msg_fds: 1,
             write_multiple: false,
         }
     }
@@ -54,6 +58,43 @@ struct Said {
 #[derive(Serialize)]
 struct Offer {
     capabilities: Offered,
+}
+
+/// Capabilities that a client announces: a server of registers needs no others.
+#[derive(Serialize)]
+struct Proposal {
+    capabilities: Proposed,
+}
+
+#[derive(Serialize)]
+struct Proposed {
+    max_msg_fds: usize,
+    max_data_xfer_size: usize,
+    pgsizes: u64,
+}
+
+/// Returns the content of a client's proposal.
+pub(super) fn proposal() -> Vec<u8> {
+    with_numbers(&Proposal {
+        capabilities: Proposed {
+            max_msg_fds: ANNOUNCED_FDS,
+            max_data_xfer_size: MAX_DATA,
+            pgsizes: 4096,
+        },
+    })
+    .unwrap_or_default()
+}
+
+/// Returns the numbers of the version, and capabilities as text behind them.
+fn with_numbers(capabilities: &impl Serialize) -> Result<Vec<u8>, serde_json::Error> {
+    let numbers = Numbers {
+        major: U16::new(MAJOR),
+        minor: U16::new(MINOR),
+    };
+    let mut content = numbers.as_bytes().to_vec();
+    serde_json::to_writer(&mut content, capabilities)?;
+    content.push(0);
+    Ok(content)
 }
 
 #[derive(Serialize)]
@@ -73,7 +114,7 @@ pub struct Version {
     pub major: u16,
     /// The latest minor version that it knows.
     pub minor: u16,
-    /// What it can do.
+    /// Its capabilities.
     pub capabilities: Capabilities,
 }
 
@@ -127,12 +168,7 @@ impl Version {
                 write_multiple: self.capabilities.write_multiple,
             },
         };
-        let mut text = serde_json::to_vec(&offer).map_err(|_| Errno::INVAL)?;
-        text.push(0);
-        let numbers = Numbers {
-            major: U16::new(MAJOR),
-            minor: U16::new(MINOR),
-        };
-        Ok(reply(header, &[numbers.as_bytes(), &text]))
+        let content = with_numbers(&offer).map_err(|_| Errno::INVAL)?;
+        Ok(reply(header, &[&content]))
     }
 }

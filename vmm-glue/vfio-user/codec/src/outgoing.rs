@@ -1,11 +1,11 @@
-//! What goes to a client.
+//! Replies, and commands of a server to its client.
 
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
-use super::assembler::head;
-use super::{Command, DmaAccess, Header, HeaderFlags, Message};
+use super::assembler::{Message, head};
+use super::layout::{Command, DmaAccess, Header, HeaderFlags};
 
 /// A reply to a command, with a payload in parts.
 #[must_use]
@@ -75,9 +75,10 @@ pub fn parse_dma_reply<F>(message: &Message<F>) -> Option<&[u8]> {
     }
 }
 
-fn message(mut header: Header, parts: &[&[u8]]) -> Vec<u8> {
+/// Returns a message of parts behind a header, whose size is set here.
+pub(super) fn message(mut header: Header, parts: &[&[u8]]) -> Vec<u8> {
     let size = size_of::<Header>() + parts.iter().map(|part| part.len()).sum::<usize>();
-    // Nobody makes messages of 4 GiB.
+    // Messages are far shorter than 4 GiB.
     header.size = U32::new(u32::try_from(size).unwrap_or(u32::MAX));
     let mut bytes = Vec::with_capacity(size);
     bytes.extend_from_slice(header.as_bytes());

@@ -3,9 +3,9 @@
 use thiserror::Error;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Header, HeaderFlags, MAX_MESSAGE};
+use super::layout::{Header, HeaderFlags, MAX_MESSAGE};
 
-/// Why nothing of a connection can be understood any more.
+/// Why a connection cannot be understood from here on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ProtocolError {
     /// A message is shorter than its header.
@@ -42,7 +42,7 @@ pub struct Assembler<F> {
     header: Header,
     /// Zeros where bytes have not come yet.
     payload: Vec<u8>,
-    /// Bytes of the message that have come, those of the header included.
+    /// Bytes of the message that have come, the header included.
     have: usize,
     fds: Vec<F>,
     most_fds: usize,

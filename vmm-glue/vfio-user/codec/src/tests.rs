@@ -72,6 +72,7 @@ fn qemus_proposal_is_answered_with_what_both_can_do() {
     let capabilities = Capabilities {
         max_data_xfer_size: 1 << 20,
         write_multiple: true,
+        max_msg_fds: 16,
     };
     assert_eq!(version.capabilities, capabilities);
     let reply = version.negotiate(&header, 100).unwrap();
@@ -178,6 +179,141 @@ fn memory_is_asked_for_and_answers_are_read() {
     assert_eq!(parse_dma_reply(&other), None);
     let written = answer(Command::DMA_WRITE, &bytes[..12], 1);
     assert_eq!(parse_dma_reply(&written), Some(&[][..]));
+}
+
+/// A reply to a command under its number, with such flags.
+fn answer(to: &[u8], flags: u32, payload: &[u8]) -> Message<()> {
+    let (header, _) = assembler::head::<Header>(to).unwrap();
+    let header = Header {
+        flags: U32::new(flags),
+        error: U32::new(16),
+        ..header
+    };
+    Message {
+        header,
+        payload: payload.to_vec(),
+        fds: Vec::new(),
+    }
+}
+
+#[test]
+fn a_clients_commands_are_the_requests_that_a_server_reads() {
+    let access = Access {
+        region: 2,
+        offset: 0x1000,
+        count: 4,
+    };
+    let map = DmaMap {
+        argsz: U32::new(32),
+        flags: U32::new(3),
+        address: U64::new(0x1000),
+        size: U64::new(0x2000),
+        ..DmaMap::default()
+    };
+    let unmap = DmaUnmap {
+        argsz: U32::new(24),
+        address: U64::new(0x1000),
+        size: U64::new(0x2000),
+        ..DmaUnmap::default()
+    };
+    let masks = SetIrqs {
+        action: IrqAction::Mask,
+        data: IrqData::Bool(&[1, 0]),
+        ..signal_by_eventfds(2, 3, 2)
+    };
+    let set = signal_by_eventfds(2, 0, 4);
+    let commands = [
+        (ClientCommand::DmaMap(map), Request::DmaMap(map)),
+        (ClientCommand::DmaUnmap(unmap), Request::DmaUnmap(unmap)),
+        (ClientCommand::DeviceInfo, Request::DeviceInfo),
+        (
+            ClientCommand::RegionInfo { index: 7 },
+            Request::RegionInfo { index: 7 },
+        ),
+        (
+            ClientCommand::IrqInfo { index: 2 },
+            Request::IrqInfo { index: 2 },
+        ),
+        (ClientCommand::SetIrqs(set), Request::SetIrqs(set)),
+        (ClientCommand::SetIrqs(masks), Request::SetIrqs(masks)),
+        (
+            ClientCommand::RegionRead(access),
+            Request::RegionRead(access.into()),
+        ),
+        (
+            ClientCommand::RegionWrite(access, b"word"),
+            Request::RegionWrite(access.into(), b"word"),
+        ),
+        (ClientCommand::Reset, Request::Reset),
+    ];
+    for (command, request) in commands {
+        let bytes = command.message(9);
+        let message = &assemble(&bytes, &[100]).unwrap()[0];
+        assert_eq!(message.header.flags(), HeaderFlags::empty());
+        assert_eq!(message.header.id.get(), 9);
+        assert_eq!(
+            Request::parse(&message.header, &message.payload, 0),
+            Ok(request)
+        );
+        let posted = assemble(&command.posted(9), &[100]).unwrap();
+        assert_eq!(posted[0].header.flags(), HeaderFlags::NO_REPLY);
+        assert_eq!(posted[0].payload, message.payload);
+    }
+}
+
+#[test]
+fn a_client_and_a_server_agree_on_a_version() {
+    let proposal = ClientCommand::Version.message(1);
+    let message = &assemble(&proposal, &[100]).unwrap()[0];
+    let Ok(Request::Version(version)) = Request::parse(&message.header, &message.payload, 0) else {
+        panic!("a proposal");
+    };
+    let reply = version.negotiate(&message.header, 100).unwrap();
+    let reply = &assemble(&reply, &[1000]).unwrap()[0];
+    let limits = ServerLimits {
+        max_data: MAX_DATA,
+        max_fds: ANNOUNCED_FDS,
+    };
+    assert_eq!(parse_version(reply), Ok(limits));
+    let silent = answer(&proposal, 1, &[0; 5]);
+    assert_eq!(parse_version(&silent).map(|limits| limits.max_fds), Ok(1));
+    let other = answer(&proposal, 1, b"\x01\0\0\0{}");
+    assert_eq!(parse_version(&other), Err(ReplyError::Malformed));
+    let busy = answer(&proposal, 0x21, &[]);
+    assert_eq!(parse_version(&busy), Err(ReplyError::Refused(Errno::BUSY)));
+}
+
+#[test]
+fn a_reply_counts_for_the_command_that_it_answers() {
+    let access = Access {
+        region: 7,
+        offset: 2,
+        count: 4,
+    };
+    let read = ClientCommand::RegionRead(access).message(3);
+    let payload = [RegionAccess::from(access).as_bytes(), b"word"].concat();
+    let good = answer(&read, 1, &payload);
+    assert_eq!(parse_registers(access, &good), Ok(&b"word"[..]));
+    let elsewhere = Access {
+        offset: 0,
+        ..access
+    };
+    let wrong = Err(ReplyError::Malformed);
+    assert_eq!(parse_registers(elsewhere, &good), wrong);
+    for cut in 0..payload.len() {
+        let short = answer(&read, 1, &payload[..cut]);
+        assert_eq!(parse_registers(access, &short), wrong);
+    }
+    let command = answer(&read, 0, &payload);
+    assert_eq!(parse_registers(access, &command), wrong);
+    let reset = answer(&ClientCommand::Reset.message(3), 1, &[]);
+    assert_eq!(parse_done(Command::DEVICE_RESET, &reset), Ok(()));
+    assert_eq!(
+        parse_done(Command::DMA_MAP, &reset),
+        Err(ReplyError::Malformed)
+    );
+    let info = parse_reply::<DeviceInfo, ()>(Command::DEVICE_RESET, &reset);
+    assert_eq!(info, Err(ReplyError::Malformed));
 }
 
 proptest! {

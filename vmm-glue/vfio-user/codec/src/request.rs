@@ -1,14 +1,15 @@
 //! What a client asks for, checked.
 
 use rustix::io::Errno;
-use zerocopy::little_endian::U64;
+use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::assembler::head;
-use super::{
+use super::layout::{
     Command, DeviceInfo, DmaMap, DmaUnmap, Header, IrqInfo, IrqSet, MAX_DATA, MultiWrite,
-    RegionAccess, RegionInfo, RegionIoFds, Version,
+    RegionAccess, RegionInfo, RegionIoFds,
 };
+use super::version::Version;
 
 /// A command of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,19 +20,19 @@ pub enum Request<'m> {
     DmaMap(DmaMap),
     /// Memory goes.
     DmaUnmap(DmaUnmap),
-    /// Tell what the device is.
+    /// Describe the device.
     DeviceInfo,
-    /// Tell what a region is.
+    /// Describe a region.
     RegionInfo {
         /// Which.
         index: u32,
     },
-    /// Tell the descriptors of a region.
+    /// Send the descriptors of a region.
     RegionIoFds {
         /// Which.
         index: u32,
     },
-    /// Tell what an interrupt type is.
+    /// Describe an interrupt type.
     IrqInfo {
         /// Which.
         index: u32,
@@ -48,14 +49,14 @@ pub enum Request<'m> {
     Reset,
 }
 
-/// What is done to interrupts.
+/// A change of interrupts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IrqAction {
     /// Mask them.
     Mask,
     /// Unmask them.
     Unmask,
-    /// Signal them, or set by what they are signalled.
+    /// Signal them, or set the eventfds that signal them.
     Trigger,
 }
 
@@ -79,9 +80,9 @@ pub struct SetIrqs<'m> {
     pub start: u32,
     /// How many.
     pub count: u32,
-    /// What is done.
+    /// The change.
     pub action: IrqAction,
-    /// To which.
+    /// The interrupts that it is for.
     pub data: IrqData<'m>,
 }
 
@@ -203,6 +204,28 @@ impl<'m> SetIrqs<'m> {
             action,
             data,
         })
+    }
+
+    /// Returns the layout that goes before the array of [`IrqData::Bool`].
+    pub(super) fn layout(&self) -> IrqSet {
+        let (data, follow) = match self.data {
+            IrqData::None => (Self::DATA_NONE, 0),
+            IrqData::Bool(which) => (Self::DATA_BOOL, which.len()),
+            IrqData::EventFd => (Self::DATA_EVENTFD, 0),
+        };
+        let action = match self.action {
+            IrqAction::Mask => Self::ACTION_MASK,
+            IrqAction::Unmask => Self::ACTION_UNMASK,
+            IrqAction::Trigger => Self::ACTION_TRIGGER,
+        };
+        let argsz = size_of::<IrqSet>() + follow;
+        IrqSet {
+            argsz: U32::new(u32::try_from(argsz).unwrap_or(u32::MAX)),
+            flags: U32::new(data | action),
+            index: U32::new(self.index),
+            start: U32::new(self.start),
+            count: U32::new(self.count),
+        }
     }
 }
 
