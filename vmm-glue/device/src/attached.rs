@@ -7,26 +7,12 @@ use hca_api::{AddressSpace, Hca};
 use ib_vtime::Instant;
 use vf_proxy::{Bar, Doorbell, PciDevice};
 
+use super::Provider;
+use super::calls::{BarMove, Calls, ConfigEffect, DeviceStatistics, FailureCall, Sealed};
 use super::inbox::Posted;
-use super::shared::{Counters, Giver, Placing, Shared, State, Updating, count, lock};
-use super::{BarMove, ConfigEffect, DeviceStatistics, Provider};
-
-/// The calls of a [`Device`](super::Device), whatever its provider.
-pub(super) trait Calls: Send + Sync {
-    fn bars(&self) -> &[Bar];
-    fn vectors(&self) -> u16;
-    fn config_read(&self, offset: u16, out: &mut [u8]);
-    fn config_write(&self, offset: u16, bytes: &[u8]) -> ConfigEffect;
-    fn bar_read(&self, bar: u8, offset: u64, out: &mut [u8]);
-    fn bar_write(&self, bar: u8, offset: u64, bytes: &[u8]);
-    fn ring(&self, doorbell: Doorbell);
-    fn reset(&self);
-    fn pause(&self);
-    fn resume(&self);
-    fn is_paused(&self) -> bool;
-    fn detach(&self) -> Option<Box<dyn AddressSpace>>;
-    fn statistics(&self) -> DeviceStatistics;
-}
+use super::shared::{
+    BackendFailed, Counters, Giver, Placing, Shared, State, Updating, count, lock,
+};
 
 /// A device of a provider of a certain kind.
 pub(super) struct Attached<P: Provider> {
@@ -73,6 +59,40 @@ impl<P: Provider> Attached<P> {
     fn place_doorbells(&self) {
         self.shared
             .place_doorbells_of(self.at, &self.placing, Giver::Caller);
+    }
+
+    /// Calls something that may move the base address registers, behind all writes before it, and returns those that it moved.
+    fn reconfigure(
+        &self,
+        begin: impl FnOnce(&mut State<P>) -> Option<()>,
+        call: impl FnOnce(&mut PciDevice, &mut dyn Hca, Instant),
+    ) -> ConfigEffect {
+        let mut effect = ConfigEffect::default();
+        let addresses = |device: &PciDevice| -> Vec<_> {
+            let bars = self.bars.iter();
+            bars.map(|bar| device.function().bar_address(bar.index))
+                .collect()
+        };
+        self.behind_writes(|state, now| {
+            begin(state)?;
+            self.lend(state, now, |device, hca| {
+                let before = addresses(device);
+                call(device, hca, now);
+                let moves = before.into_iter().zip(addresses(device)).zip(&self.bars);
+                let moves = moves.filter(|((from, to), _)| from != to);
+                effect.moved.extend(moves.map(|((from, to), bar)| BarMove {
+                    bar: bar.index,
+                    size: bar.size,
+                    from,
+                    to,
+                }));
+            })?;
+            // This thread reports it, below: for the loop, all devices would wait.
+            state.unplaced.remove(&self.at);
+            Some(())
+        });
+        self.place_doorbells();
+        effect
     }
 
     /// Lends the function to a call, and passes the device's changes and interrupts on.
@@ -134,6 +154,8 @@ impl<P: Provider> Attached<P> {
     }
 }
 
+impl<P: Provider> Sealed for Attached<P> {}
+
 impl<P: Provider> Calls for Attached<P> {
     fn bars(&self) -> &[Bar] {
         &self.bars
@@ -155,30 +177,10 @@ impl<P: Provider> Calls for Attached<P> {
     }
 
     fn config_write(&self, offset: u16, bytes: &[u8]) -> ConfigEffect {
-        let mut effect = ConfigEffect::default();
-        let addresses = |device: &PciDevice| -> Vec<_> {
-            let bars = self.bars.iter();
-            bars.map(|bar| device.function().bar_address(bar.index))
-                .collect()
+        let write = |device: &mut PciDevice, hca: &mut dyn Hca, now| {
+            device.function_mut().config_write(now, hca, offset, bytes);
         };
-        self.behind_writes(|state, now| {
-            self.lend(state, now, |device, hca| {
-                let before = addresses(device);
-                device.function_mut().config_write(now, hca, offset, bytes);
-                let moves = before.into_iter().zip(addresses(device)).zip(&self.bars);
-                let moves = moves.filter(|((from, to), _)| from != to);
-                effect.moved.extend(moves.map(|((from, to), bar)| BarMove {
-                    bar: bar.index,
-                    from,
-                    to,
-                }));
-            })?;
-            // This thread reports it, below: for the loop, all devices would wait.
-            state.unplaced.remove(&self.at);
-            Some(())
-        });
-        self.place_doorbells();
-        effect
+        self.reconfigure(|_| Some(()), write)
     }
 
     fn bar_read(&self, bar: u8, offset: u64, out: &mut [u8]) {
@@ -208,20 +210,18 @@ impl<P: Provider> Calls for Attached<P> {
         });
     }
 
-    fn reset(&self) {
+    fn reset(&self) -> ConfigEffect {
         // Writes before it have no effect.
         lock(&self.shared.inbox).forget_kept(self.key());
-        self.behind_writes(|state, now| {
+        let forget = |state: &mut State<P>| {
             let entry = state.entries.get_mut(&self.at)?;
             entry.rung.clear();
             entry.vectors.forget_raised();
-            self.lend(state, now, |device, hca| {
-                device.function_mut().reset(now, hca)
-            })?;
-            state.unplaced.remove(&self.at);
             Some(())
-        });
-        self.place_doorbells();
+        };
+        self.reconfigure(forget, |device, hca, now| {
+            device.function_mut().reset(now, hca);
+        })
     }
 
     fn pause(&self) {
@@ -275,6 +275,19 @@ impl<P: Provider> Calls for Attached<P> {
         // The list is empty from here on.
         self.place_doorbells();
         memory
+    }
+
+    fn on_failure(&self, call: FailureCall) {
+        let mut call = Some(call);
+        let key = self.key();
+        let kept = self.shared.locked(|state, _| {
+            if let Some(entry) = state.entry(key) {
+                entry.on_failure.extend(call.take());
+            }
+        });
+        if let (Err(BackendFailed), Some(call)) = (kept, call) {
+            call(Arc::new(BackendFailed));
+        }
     }
 
     fn statistics(&self) -> DeviceStatistics {

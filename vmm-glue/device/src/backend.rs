@@ -70,6 +70,7 @@ impl<P: Provider> Backend<P> {
                 counters: Arc::clone(&counters),
                 is_held: false,
                 rung: BTreeSet::new(),
+                on_failure: Vec::new(),
             };
             state.entries.insert(at, entry);
             state.dispatch(at);
@@ -78,7 +79,7 @@ impl<P: Provider> Backend<P> {
         let (id, (bars, vectors)) = attached?;
         self.0.update_of((at, id), &updating);
         self.0.place_doorbells_of(at, &placing, Giver::Caller);
-        Ok(Device(Arc::new(Attached {
+        Ok(Device::new(Arc::new(Attached {
             shared: Arc::clone(&self.0),
             at,
             id,

@@ -27,6 +27,7 @@
 
 mod attached;
 mod backend;
+pub mod calls;
 pub mod event;
 mod guest_ram;
 mod inbox;
@@ -38,7 +39,9 @@ mod slice;
 mod sync;
 mod vectors;
 
+use core::error::Error;
 use core::fmt;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -53,7 +56,11 @@ pub use provider::Provider;
 pub use shared::BackendFailed;
 pub use slice::Slice;
 
-use attached::Calls;
+use calls::Calls;
+pub use calls::{BarMove, ConfigEffect, DeviceStatistics};
+
+/// The first base address register in configuration space (`PCI_BASE_ADDRESS_0`).
+const FIRST_BAR: u16 = 0x10;
 
 /// Wakes the thread that calls [`Backend::step`]: an eventfd's write, or a condition variable's notification. One that does
 /// nothing makes devices slow, not wrong, as long as that thread looks again by itself.
@@ -84,6 +91,13 @@ pub trait Interrupts: Send + Sync {
     /// same device wait for it. The calls of one device come one after the other. What several accesses changed may come in
     /// one call, with the newest messages.
     fn update(&self, _changes: &[(u16, Option<MsixMessage>)]) {}
+
+    /// Returns the eventfd whose signal does what [`Interrupts::trigger`] does for a vector, if the VMM has one, such as an irqfd.
+    /// A device that another process serves has that process signal it, without a thread of the VMM. `None` by default: then
+    /// [`Interrupts::trigger`] is called. [`Backend::attach`] does not call this.
+    fn notifier(&self, _vector: u16) -> Option<OwnedFd> {
+        None
+    }
 
     /// Signals a vector, with the message that the last update of it had. Masked vectors are held back, and never come here.
     ///
@@ -122,42 +136,6 @@ impl Doorbells for TrappedDoorbells {
     fn set(&self, _: &[PlacedDoorbell]) {}
 }
 
-/// A base address register that a write to configuration space moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BarMove {
-    /// Index of the register.
-    pub bar: u8,
-    /// Its address before; `None` if it had none.
-    pub from: Option<u64>,
-    /// Its address now; `None` if it has none.
-    pub to: Option<u64>,
-}
-
-/// Effects of a write to configuration space that its VMM has to follow.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[must_use]
-#[non_exhaustive]
-pub struct ConfigEffect {
-    /// The base address registers that moved, appeared or went.
-    pub moved: Vec<BarMove>,
-}
-
-/// Counts of a device since it was attached.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct DeviceStatistics {
-    /// Writes behind base address registers.
-    pub writes: u64,
-    /// Writes that waited for the lock: they were longer than eight bytes, or the device's queue was full.
-    pub waits: u64,
-    /// Doorbells without a value.
-    pub rings: u64,
-    /// Interrupts that were signalled.
-    pub interrupts: u64,
-    /// Accesses after the device was detached, or its backend failed.
-    pub after_detach: u64,
-}
-
 /// Why a device cannot be attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AttachError {
@@ -179,6 +157,12 @@ pub enum AttachError {
 pub struct Device(Arc<dyn Calls>);
 
 impl Device {
+    /// Makes a device of its calls. VMMs attach devices instead: by [`Backend::attach`], or by `attach` of crate `vhca-remote`.
+    #[must_use]
+    pub fn new(calls: Arc<dyn Calls>) -> Self {
+        Self(calls)
+    }
+
     /// Returns the base address registers.
     #[must_use]
     pub fn bars(&self) -> &[Bar] {
@@ -218,14 +202,23 @@ impl Device {
         self.0.ring(doorbell);
     }
 
-    /// Resets the function, as when the machine resets.
-    pub fn reset(&self) {
-        self.0.reset();
+    /// Resets the function, as when the machine resets. Its base address registers have no addresses then.
+    pub fn reset(&self) -> ConfigEffect {
+        self.0.reset()
+    }
+
+    /// Writes an address into a base address register: for a VMM that cannot follow a [`BarMove`], with the address before it.
+    /// `bar` is the index of the register.
+    pub fn restore_bar(&self, bar: u8, address: u64) -> ConfigEffect {
+        let register = FIRST_BAR + 4 * u16::from(bar);
+        self.0.config_write(register, &address.to_le_bytes())
     }
 
     /// Holds the VF, before its VM is saved or moved. When this returns, no turn of it is under way, and until
     /// [`Device::resume`] nothing of the guest's memory is read or written, and no vector is signalled. Doorbells and writes are kept; packets for the VF
     /// wait, up to a bound of the provider's (256 KiB of a `World`), beyond which they are dropped and counted.
+    ///
+    /// A service in another process holds no VF: this does nothing there, and [`Device::is_paused`] stays `false`.
     ///
     /// To be called when the vCPUs stand still: a write beyond 1024 that are kept, and one of more than eight bytes, wait for
     /// [`Device::resume`]. Reads and writes to configuration space are answered meanwhile, without the writes that are kept.
@@ -248,6 +241,13 @@ impl Device {
     #[must_use = "the guest's memory is freed with it"]
     pub fn detach(&self) -> Option<Box<dyn AddressSpace>> {
         self.0.detach()
+    }
+
+    /// Calls something once, with the reason, when the device has failed: its [`Provider`] panicked, or the process that serves it is
+    /// gone. It is called at once if that has happened before, and never if the device is detached first. The thread that notices
+    /// the failure makes the call, with no lock of the device held.
+    pub fn on_failure(&self, call: impl FnOnce(Arc<dyn Error + Send + Sync>) + Send + 'static) {
+        self.0.on_failure(Box::new(call));
     }
 
     /// Returns what the device counted.

@@ -23,6 +23,7 @@ use thiserror::Error;
 use vf_proxy::{Doorbell, PciDevice};
 
 use super::Slice;
+use super::calls::FailureCall;
 use super::inbox::{Inbox, Posted};
 use super::vectors::Vectors;
 use super::{Doorbells, Interrupts, MsixMessage, PlacedDoorbell, Provider, Wake};
@@ -81,6 +82,8 @@ pub(super) struct Entry {
     pub(super) is_held: bool,
     /// Doorbells that were rung by events while it was held.
     pub(super) rung: BTreeSet<Doorbell>,
+    /// Calls to make when the backend fails.
+    pub(super) on_failure: Vec<FailureCall>,
 }
 
 /// A device's interrupts.
@@ -250,10 +253,17 @@ impl<P: Provider> Shared<P> {
             Err(_) => {
                 log::error!("the provider of virtual HCAs panicked: its devices are gone");
                 state.has_failed = true;
+                let entries = state.entries.values_mut();
+                let calls: Vec<FailureCall> = entries
+                    .flat_map(|entry| core::mem::take(&mut entry.on_failure))
+                    .collect();
                 drop(state);
                 lock(&self.inbox).clear();
                 self.released.notify_all();
                 self.wake.wake();
+                for call in calls {
+                    call(Arc::new(BackendFailed));
+                }
                 Err(BackendFailed)
             }
         }

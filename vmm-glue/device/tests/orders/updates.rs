@@ -409,7 +409,7 @@ fn an_interrupt_before_a_reset_does_not_come_after_it() {
         let raises = rig.spawn(|rig| rig.device.bar_write(RAISE, 0, &[1]));
         let changes = rig.spawn(|rig| rig.device.bar_write(TABLE, 0, &[2]));
         raises.join().unwrap();
-        rig.device.reset();
+        let _ = rig.device.reset();
         let before = rig.triggers();
         changes.join().unwrap();
         let _ = rig.device.config_write(0, &[3]);

@@ -248,7 +248,7 @@ impl Bus for DeviceBus {
     }
 
     fn reset(&mut self) {
-        self.device.reset();
+        let _ = self.device.reset();
         self.signals.raised().clear();
     }
 

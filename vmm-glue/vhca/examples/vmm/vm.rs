@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_dtable, kvm_segment, kvm_userspace_memory_region};
 use kvm_ioctls::{Error as Errno, Kvm, VcpuExit, VcpuFd, VmFd};
-use vhca::device::Device;
+use vhca::device::{BarMove, ConfigEffect, Device};
 use vm_memory::{
     Bytes, GuestAddress, GuestAddressSpace, GuestMemoryAtomic, GuestMemoryBackend, GuestMemoryMmap,
     GuestRegionMmap,
@@ -184,14 +184,13 @@ fn enter_long_mode(vcpu: &VcpuFd, memory: &GuestMemoryMmap) -> Result<(), Box<dy
 struct Bus {
     device: Device,
     selected: u32,
-    /// Index, size and address of each base address register.
-    bars: Vec<(u8, u64, Option<u64>)>,
+    /// The last move of each base address register.
+    bars: Vec<BarMove>,
 }
 
 impl Bus {
     fn new(device: Device) -> Self {
-        let bars = device.bars().iter().map(|bar| (bar.index, bar.size, None));
-        let (selected, bars) = (0, bars.collect());
+        let (selected, bars) = (0, Vec::new());
         Self {
             device,
             selected,
@@ -217,23 +216,26 @@ impl Bus {
             return;
         };
         let effect = self.device.config_write(register + port - PCI_DATA, data);
-        for (index, _, address) in &mut self.bars {
-            let moved = effect.moved.iter().find(|moved| moved.bar == *index);
-            *address = moved.map_or(*address, |moved| moved.to);
-        }
+        self.follow(effect);
     }
 
-    /// Resets the function, whose registers have no addresses then.
     fn reset(&mut self) {
-        self.device.reset();
-        self.bars.iter_mut().for_each(|bar| bar.2 = None);
+        let effect = self.device.reset();
+        self.follow(effect);
+    }
+
+    fn follow(&mut self, effect: ConfigEffect) {
+        for moved in effect.moved {
+            self.bars.retain(|bar| bar.bar != moved.bar);
+            self.bars.push(moved);
+        }
     }
 
     /// Finds the register at an address, and the offset behind it.
     fn at(&self, address: u64) -> Option<(u8, u64)> {
-        self.bars.iter().find_map(|(index, size, start)| {
-            let offset = address.checked_sub((*start)?)?;
-            (offset < *size).then_some((*index, offset))
+        self.bars.iter().find_map(|bar| {
+            let offset = address.checked_sub(bar.to?)?;
+            (offset < bar.size).then_some((bar.bar, offset))
         })
     }
 

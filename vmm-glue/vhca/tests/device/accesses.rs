@@ -9,8 +9,8 @@ use emulated_hca::Topology;
 use ib_wire::Guid;
 use vf_proxy::mlx4::PERSONALITY;
 use vhca::device::{
-    AttachError, Backend, BarMove, Device, Doorbells, Interrupts, MsixMessage, PlacedDoorbell,
-    TrappedDoorbells, Wake,
+    AttachError, Backend, BackendFailed, BarMove, Device, Doorbells, Interrupts, MsixMessage,
+    PlacedDoorbell, TrappedDoorbells, Wake,
 };
 use vhca::emulated::VfOptions;
 use vhca::world::{HostFunction, World, vf_spec};
@@ -125,7 +125,12 @@ fn placed(page: u64) -> Told {
 #[test]
 fn a_write_to_configuration_space_has_told_all_it_did_when_it_returns() {
     let rig = Rig::new();
-    let moved = |from: Option<u64>, to: Option<u64>| BarMove { bar: 2, from, to };
+    let moved = |from: Option<u64>, to: Option<u64>| BarMove {
+        bar: 2,
+        size: 4096,
+        from,
+        to,
+    };
     let on = Told::Update(vec![(1, Some(message(1)))]);
     let (moves, told) = rig.place(5);
     assert_eq!(moves, [moved(None, Some(0x5000))]);
@@ -304,7 +309,7 @@ fn a_detached_device_answers_nothing_and_gives_the_memory_back() {
     assert_eq!(read, [0xff; 4]);
     rig.device.bar_write(2, 0, &[2]);
     rig.device.ring(DOORBELL);
-    rig.device.reset();
+    let _ = rig.device.reset();
     assert!(rig.device.config_write(0x18, &[9]).moved.is_empty());
     assert!(rig.device.detach().is_none());
     assert_eq!(rig.seen.lock().unwrap().writes, [[1]]);
@@ -403,16 +408,65 @@ fn a_reset_ends_what_a_pause_has_kept() {
     let rig = Rig::new();
     rig.device.pause();
     rig.device.bar_write(2, 0, &[1]);
-    rig.device.reset();
+    let _ = rig.device.reset();
     rig.device.bar_write(2, 0, &[2]);
     rig.device.resume();
     assert_eq!(rig.seen.lock().unwrap().writes, [[2]]);
 }
 
 #[test]
+fn a_reset_returns_the_registers_that_have_no_address_then() {
+    let rig = Rig::new();
+    let _ = rig.place(5);
+    let gone = BarMove {
+        bar: 2,
+        size: 4096,
+        from: Some(0x5000),
+        to: None,
+    };
+    assert_eq!(rig.device.reset().moved, [gone]);
+    assert_eq!(rig.vmm.take(), [Told::Doorbells(Vec::new())]);
+    assert!(rig.device.reset().moved.is_empty());
+}
+
+#[test]
+fn a_register_goes_back_where_it_was() {
+    let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x1000)]).unwrap();
+    let (world, at) = World::with_one_vf(Arc::new(memory), &VfOptions::default()).unwrap();
+    let vmm = Arc::new(Vmm::default());
+    let backend = Backend::new(world, vmm.clone());
+    let device = backend.attach(at, vmm.clone(), vmm).unwrap();
+    let registers = device.bars()[0];
+    let _ = device.config_write(4, &[6, 4]);
+    let at = |address| device.restore_bar(registers.index, address).moved;
+    let moved = |from, to| BarMove {
+        bar: registers.index,
+        size: registers.size,
+        from,
+        to,
+    };
+    let (first, second) = (0x1_0000_0000, 0x2_0000_0000);
+    assert_eq!(at(first), [moved(None, Some(first))]);
+    assert_eq!(at(second), [moved(Some(first), Some(second))]);
+    assert_eq!(at(first), [moved(Some(second), Some(first))]);
+}
+
+#[test]
 fn a_panic_of_the_provider_ends_the_backend_and_no_thread_of_the_vmm() {
     let rig = Rig::new();
+    let failures = Arc::<AtomicU32>::default();
+    let count = |rig: &Rig| {
+        let failures = Arc::clone(&failures);
+        rig.device.on_failure(move |reason| {
+            assert!(reason.is::<BackendFailed>());
+            failures.fetch_add(1, Ordering::SeqCst);
+        });
+    };
+    count(&rig);
     rig.device.bar_write(2, 0, &PANIC);
+    assert_eq!(failures.load(Ordering::SeqCst), 1);
+    count(&rig);
+    assert_eq!(failures.load(Ordering::SeqCst), 2, "it is called at once");
     assert!(rig.backend.step().is_err() && rig.backend.deadline().is_err());
     let mut read = [0; 4];
     rig.device.bar_read(2, 0, &mut read);

@@ -58,7 +58,7 @@ fn access(device: &Device, random: &mut SplitMix64) {
             offset: at,
             len: low,
         }),
-        7 if low == 0 => device.reset(),
+        7 if low == 0 => drop(device.reset()),
         _ => device.bar_write(bar, at, bytes),
     }
 }

@@ -90,6 +90,6 @@ impl Bus for DeviceBus {
     }
 
     fn reset(&mut self) {
-        self.device.reset();
+        let _ = self.device.reset();
     }
 }
