@@ -126,6 +126,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     // A VMM links these wherever the adapter is: no fabric, no PF.
     ("vhca-device", &["vf-proxy", "hca-api", "ib-vtime"]),
+    // A VMM links these whose VFs are those of a service: no adapter, no server.
+    ("vhca-remote", &["vhca-device", "vhca-vfio-user-codec"]),
     // A VMM links these with the adapter: no server, no command, no exercise.
     (
         "vhca",
@@ -224,6 +226,7 @@ const MAY_TEST_WITH: &[(&str, &[&str])] = &[
 /// Packages that may own file descriptors, threads and clocks.
 const MAY_DO_IO: &[&str] = &[
     "vhca-device",
+    "vhca-remote",
     "vhca",
     "vhca-control",
     "vhca-receiver",

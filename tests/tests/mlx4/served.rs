@@ -1,10 +1,12 @@
 //! Guests of a running service: by vfio-user sockets and shared memory, in real time.
 
 use std::path::PathBuf;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use vhca_remote::LinkError;
 use vhca_tests::live::{Lab, PATIENCE, wait_for};
-use vhca_tests::mlx4_driver::served::{Assault, Circle};
+use vhca_tests::mlx4_driver::served::{Assault, Circle, Remote, Site};
 
 /// The sockets of VFs of a host.
 fn sockets(
@@ -52,4 +54,47 @@ fn guests_on_two_hosts_do_not_notice_hostile_ones_at_the_same_service() {
         vmms.all(|vmm| vmm["attached"] == false).then_some(())
     });
     assert!(gone.is_some() && lab.service().ended().is_none());
+}
+
+#[test]
+fn guests_of_devices_in_this_process_talk_to_others_at_the_same_service() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().to_str().unwrap();
+    let arguments = ["--topology", "two-switch", "--vfs", "2"];
+    let mut lab = Lab::serve(&[&arguments[..], &["--vfio-user", folder]].concat());
+    let vfs = [("H1-1", 1), ("H2-1", 1), ("H1-1", 2)].into_iter();
+    let sites: Vec<Remote> = sockets(&dir, vfs).into_iter().map(Remote).collect();
+    let circle = Circle::start(&sites);
+    let talked = wait_for(PATIENCE, || {
+        let enough = circle.messages() >= 200;
+        (enough || circle.is_broken()).then_some(())
+    });
+    let talk = circle.end();
+    assert!(talked.is_some(), "{talk:?}");
+    assert!(talk.messages >= 200 && talk.answers > 0, "{talk:?}");
+
+    // Its VMM has gone, so the VF has room for another; the second one is turned away.
+    let (vmm, _memory) = wait_for(PATIENCE, || sites[0].attach().ok()).expect("the VF is free");
+    let refused = sites[0].attach().unwrap_err().to_string();
+    assert!(refused.contains("another VMM has this VF"), "{refused}");
+
+    let (failed, failure) = channel();
+    vmm.device()
+        .on_failure(move |reason| failed.send(reason.to_string()).unwrap());
+    lab.service().signal("KILL");
+    let reason = failure.recv_timeout(PATIENCE).expect("the service is gone");
+    assert!(reason.contains("closed the connection"), "{reason}");
+    let mut word = [0; 4];
+    vmm.device().config_read(0, &mut word);
+    assert_eq!(word, [0xff; 4]);
+    // Its sockets may take connections for a moment yet.
+    lab.service().wait(PATIENCE);
+    let gone = sites[0].attach().unwrap_err();
+    let is_gone = [
+        LinkError::Closed.to_string(),
+        "cannot connect to".to_owned(),
+    ]
+    .iter()
+    .any(|text| gone.to_string().contains(text));
+    assert!(is_gone, "{gone}");
 }

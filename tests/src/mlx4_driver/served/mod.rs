@@ -6,6 +6,7 @@ mod circle;
 
 use std::error::Error;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use pf_context::context::VfSpec;
 use vf_proxy::PciFunction;
@@ -13,8 +14,9 @@ use vf_tunnel::VfId;
 use vhca::device::Backend;
 use vhca::world::{HostId, World, vf_spec};
 use vhca_exercises::embedded::DeviceBus;
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
 
-use super::{Bus, GuestMemory, VmmBus};
+use super::{Bus, GuestMemory, PAGE, VmmBus};
 
 pub use assault::{Assault, Assaulted};
 pub use circle::{Circle, Talk};
@@ -52,6 +54,29 @@ impl Site for PathBuf {
 
     fn is_cut_off(&self, vmm: &VmmBus) -> bool {
         vmm.is_gone()
+    }
+}
+
+/// A socket of a running service, whose VF is a device of this process ([`vhca_remote`]).
+#[derive(Clone, Debug)]
+pub struct Remote(pub PathBuf);
+
+impl Site for Remote {
+    type Vmm = DeviceBus;
+
+    fn attach(&self) -> Result<(DeviceBus, GuestMemory), Trouble> {
+        let memory = GuestMemory::shared(PAGES)?;
+        let file = memory.file().ok_or("the memory is in no file")?;
+        // Another mapping of the file: the driver has its own.
+        let file = FileOffset::from_arc(file, 0);
+        let range = (GuestAddress(GuestMemory::BASE), PAGES * PAGE, Some(file));
+        let map = Arc::new(GuestMemoryMmap::<()>::from_ranges_with_files([range])?);
+        let attach = |interrupts| vhca_remote::attach(&self.0, map, interrupts);
+        Ok((DeviceBus::attach_by(attach)?, memory))
+    }
+
+    fn is_cut_off(&self, vmm: &DeviceBus) -> bool {
+        vmm.device().statistics().after_detach > 0
     }
 }
 

@@ -148,9 +148,18 @@ impl DeviceBus {
     /// # Errors
     /// [`AttachError`].
     pub fn attach(backend: &Backend<World>, at: HostFunction) -> Result<Self, AttachError> {
+        Self::attach_by(|interrupts| backend.attach(at, interrupts, Arc::new(TrappedDoorbells)))
+    }
+
+    /// Attaches by a call, which is given the interrupts of the guest.
+    ///
+    /// # Errors
+    /// That of the call.
+    pub fn attach_by<E>(
+        attach: impl FnOnce(Arc<dyn Interrupts>) -> Result<Device, E>,
+    ) -> Result<Self, E> {
         let signals = Arc::<Signals>::default();
-        let interrupts = Arc::clone(&signals) as Arc<dyn Interrupts>;
-        let device = backend.attach(at, interrupts, Arc::new(TrappedDoorbells))?;
+        let device = attach(Arc::clone(&signals) as Arc<dyn Interrupts>)?;
         Ok(Self {
             device,
             signals,
