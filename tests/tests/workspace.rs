@@ -144,6 +144,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "vf-proxy",
             "vf-tunnel",
             "vhca-device",
+            "vhca-remote",
             "vhca-trunk",
         ],
     ),
@@ -445,6 +446,26 @@ fn an_edge_outside_the_table_is_found() {
         forbidden_edges(edges, &[MAY_USE]),
         [("mad-mux", "cm-paravirt"), ("unknown", "ib-wire")]
     );
+}
+
+#[test]
+fn a_vmm_with_the_vfs_of_a_service_links_no_fabric() {
+    let output = cargo()
+        .args(["tree", "--package", "vhca", "--no-default-features"])
+        .args(["--features", "remote", "--edges", "normal"])
+        .args(["--prefix", "none", "--offline"])
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    let tree = String::from_utf8_lossy(&output.stdout);
+    let linked: BTreeSet<&str> = tree
+        .lines()
+        .filter_map(|line| line.split(' ').next())
+        .collect();
+    assert!(linked.contains("vhca-remote"), "{tree}");
+    for package in ["emulated-hca", "ib-fabric", "subnet-lite", "pf-context"] {
+        assert!(!linked.contains(package), "{package}: {tree}");
+    }
 }
 
 #[test]
