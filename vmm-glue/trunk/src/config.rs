@@ -6,7 +6,7 @@ use ib_trunk::SiteName;
 use ib_vtime::Duration;
 
 use crate::address::TrunkAddress;
-use crate::carrier::Security;
+use crate::stream::Security;
 
 /// One end of a trunk.
 #[derive(Clone, Debug)]

@@ -12,16 +12,22 @@ mod descriptors;
 mod door;
 mod handshakes;
 mod listener;
+mod ring;
+mod rings;
+mod stream;
 #[cfg(feature = "tls")]
 mod tls;
 mod trunk;
 mod trunks;
 
 pub use address::{AddressError, TrunkAddress};
-pub use carrier::{Carrier, Security};
+pub use carrier::Carrier;
 pub use config::{TrunkConfig, TrunkPeer, TrunkWay};
 pub use door::{COMMAND, Door, DoorAnswer, run};
 pub use listener::TrunkListener;
+pub use ring::{RingError, Signals};
+pub use rings::{RingParts, RingsError};
+pub use stream::Security;
 #[cfg(feature = "tls")]
 pub use tls::{
     CredentialFiles, CredentialsError, KeygenError, PublicKey, PublicKeyError, TlsEnd, keygen,

@@ -5,7 +5,7 @@ use ib_vtime::{Duration, Instant};
 use ib_wire::Guid;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::{Carrier, Door, Security, TrunkAddress, TrunkListener};
+use crate::{Carrier, Door, RingParts, Security, Signals, TrunkAddress, TrunkListener};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -135,4 +135,54 @@ fn a_socket_that_a_service_left_behind_is_replaced_and_other_files_are_not() {
     std::fs::write(dir.path().join("file"), "mine").unwrap();
     assert!(TrunkListener::bind(&at("file")).is_err());
     assert_eq!(std::fs::read(dir.path().join("file")).unwrap(), b"mine");
+}
+
+/// Returns the carriers of both ends of a trunk over queues, and their sessions, which are open.
+fn over_rings() -> ([Carrier; 2], [Session; 2]) {
+    let (driver, device) = RingParts::pair().unwrap();
+    let signals = Signals::new().unwrap();
+    let carriers = [driver, device].map(|parts| Carrier::over_rings(parts, &signals).unwrap());
+    let (mut carriers, mut sessions) = (carriers, ["a", "b"].map(session));
+    for (carrier, session) in carriers.iter_mut().zip(&mut sessions) {
+        assert_eq!(carrier.establish(), Ok(true));
+        assert!(carrier.transmit(session));
+    }
+    for (carrier, session) in carriers.iter_mut().zip(&mut sessions) {
+        wait_for(carrier);
+        assert!(carrier.receive(Instant::ZERO, session));
+        let event = session.poll_event();
+        assert!(matches!(event, Some(SessionEvent::Opened(_))), "{event:?}");
+    }
+    (carriers, sessions)
+}
+
+#[test]
+fn sessions_open_over_queues_and_close_with_the_reason_of_the_other_end() {
+    for closing in [0, 1] {
+        let (mut carriers, mut sessions) = over_rings();
+        sessions[closing].close(CloseReason::Stopping);
+        assert!(carriers[closing].transmit(&mut sessions[closing]));
+        let [a, b] = carriers;
+        let (closed, mut other) = if closing == 0 { (a, b) } else { (b, a) };
+        drop(closed);
+        let session = &mut sessions[1 - closing];
+        wait_for(&other);
+        other.receive(Instant::ZERO, session);
+        let mut events = core::iter::from_fn(|| session.poll_event());
+        let stopped = SessionEvent::Closed(CloseReason::Stopping);
+        assert_eq!(events.by_ref().last(), Some(stopped));
+    }
+}
+
+#[test]
+fn an_end_over_queues_that_is_gone_ends_the_connection() {
+    for gone in [0, 1] {
+        let (carriers, mut sessions) = over_rings();
+        let [a, b] = carriers;
+        let (gone_end, mut other) = if gone == 0 { (a, b) } else { (b, a) };
+        drop(gone_end);
+        wait_for(&other);
+        assert!(!other.receive(Instant::ZERO, &mut sessions[1 - gone]));
+        assert_eq!(other.failure(), None);
+    }
 }

@@ -1,0 +1,369 @@
+//! A carrier over queues in shared memory: records of packets and runs by one pair of queues, all others by another pair.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use ib_trunk::{MAX_RECORD, Session};
+use ib_vtime::Instant;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::io::{Errno, write};
+use thiserror::Error;
+
+use crate::ring::memory::{self, CONTROL_CHUNK, PACKET_CHUNK, Plan, QUEUES};
+use crate::ring::{
+    DeviceReceiver, DeviceSender, DriverReceiver, DriverSender, QueueAddresses, Receiver,
+    RingError, Sender, Signals,
+};
+
+/// Bytes that are received in one call at most, so that others have their turns.
+const MOST: usize = 1 << 20;
+
+/// Bytes as which a chunk counts at least.
+const LEAST: usize = MOST / 256;
+
+/// Numbers of what the epoll descriptor watches.
+const HUNG_UP: u64 = u64::MAX;
+const AGAIN: u64 = u64::MAX - 1;
+
+/// The end of a trunk over queues: the driver has made them, and the device serves them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Driver,
+    Device,
+}
+
+/// The parts of a connection over queues, as the process has them that made or took it.
+#[derive(Debug)]
+pub struct RingParts {
+    pub(crate) side: Side,
+    /// A descriptor that hangs up with the other end.
+    pub(crate) lifeline: OwnedFd,
+    pub(crate) memory: OwnedFd,
+    /// Address of the first byte of the memory.
+    pub(crate) base: u64,
+    /// Bytes of the memory.
+    pub(crate) bytes: u64,
+    pub(crate) queues: [QueueAddresses; QUEUES],
+    /// Eventfds by which the driver notifies the device, for each queue.
+    pub(crate) kicks: [OwnedFd; QUEUES],
+    /// Eventfds by which the device notifies the driver, for each queue.
+    pub(crate) calls: [OwnedFd; QUEUES],
+}
+
+impl RingParts {
+    /// Makes both ends within a process: the parts of the driver, and of the device.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn pair() -> io::Result<(Self, Self)> {
+        let (own, other) = UnixStream::pair()?;
+        let plan = Plan::new();
+        let file = memory::create(plan.bytes)?;
+        let make = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let four = || Ok::<_, io::Error>([make()?, make()?, make()?, make()?]);
+        let driver = Self {
+            side: Side::Driver,
+            lifeline: own.into(),
+            memory: file,
+            base: memory::BASE,
+            bytes: plan.bytes,
+            queues: plan.queues.map(|(addresses, _)| addresses),
+            kicks: four()?,
+            calls: four()?,
+        };
+        let device = Self {
+            side: Side::Device,
+            lifeline: other.into(),
+            memory: driver.memory.try_clone()?,
+            kicks: clone(&driver.kicks)?,
+            calls: clone(&driver.calls)?,
+            ..driver
+        };
+        Ok((driver, device))
+    }
+}
+
+fn clone([a, b, c, d]: &[OwnedFd; QUEUES]) -> io::Result<[OwnedFd; QUEUES]> {
+    Ok([
+        a.try_clone()?,
+        b.try_clone()?,
+        c.try_clone()?,
+        d.try_clone()?,
+    ])
+}
+
+/// Reason for which there is no connection over queues.
+#[derive(Debug, Error)]
+pub enum RingsError {
+    /// The queues are not where the other end says.
+    #[error(transparent)]
+    Ring(#[from] RingError),
+    /// An error of the system.
+    #[error("{0}")]
+    System(#[from] io::Error),
+}
+
+impl From<Errno> for RingsError {
+    fn from(error: Errno) -> Self {
+        Self::System(error.into())
+    }
+}
+
+/// The ends of a pair of queues that this process has.
+type Ends = (Box<dyn Sender>, Box<dyn Receiver>);
+
+/// A pair of queues, one each way.
+#[derive(Debug)]
+struct Lane {
+    sender: Box<dyn Sender>,
+    receiver: Box<dyn Receiver>,
+    /// Signalled for chunks that were sent.
+    sent: OwnedFd,
+    /// Signalled for room of chunks that were received.
+    received: OwnedFd,
+    /// A chunk that has no room yet.
+    waiting: Vec<u8>,
+}
+
+/// A connection over queues. It never blocks.
+#[derive(Debug)]
+pub(crate) struct Rings {
+    /// Ready when there is a notification, or the other end is gone.
+    ready: OwnedFd,
+    packets: Lane,
+    control: Lane,
+    signals: Signals,
+    /// The chunk that was received last, at the front.
+    buffer: Vec<u8>,
+    /// Signalled when a call of [`Self::receive`] leaves chunks for the next one.
+    again: OwnedFd,
+    /// Hangs up at the other end when it is dropped.
+    _lifeline: OwnedFd,
+    is_hung_up: bool,
+    failure: Option<String>,
+}
+
+impl Rings {
+    /// Maps the memory and watches the eventfds.
+    ///
+    /// # Errors
+    /// [`RingsError`].
+    pub(crate) fn new(parts: RingParts, signals: &Signals) -> Result<Self, RingsError> {
+        let memory = memory::map(parts.memory, parts.base, parts.bytes)?;
+        let [to_device, to_driver, control_to_device, control_to_driver] = parts.queues;
+        let ready = epoll::create(CreateFlags::CLOEXEC)?;
+        let watched = match parts.side {
+            Side::Driver => &parts.calls,
+            Side::Device => &parts.kicks,
+        };
+        // Eventfds are not read: each signal is an edge.
+        let edges = EventFlags::IN | EventFlags::ET;
+        for (number, eventfd) in (0..).zip(watched) {
+            epoll::add(&ready, eventfd, EventData::new_u64(number), edges)?;
+        }
+        let hung_up = edges | EventFlags::RDHUP;
+        epoll::add(
+            &ready,
+            &parts.lifeline,
+            EventData::new_u64(HUNG_UP),
+            hung_up,
+        )?;
+        let again = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&ready, &again, EventData::new_u64(AGAIN), edges)?;
+        let (signalled, ends): (_, [Ends; 2]) = match parts.side {
+            Side::Driver => {
+                let [packets_out, packets_in, control_out, control_in] = Plan::new().queues;
+                let sender = |(addresses, buffers)| -> Box<dyn Sender> {
+                    Box::new(DriverSender::new(memory.clone(), addresses, buffers))
+                };
+                let receiver = |(addresses, buffers)| {
+                    let receiver = DriverReceiver::new(memory.clone(), addresses, buffers);
+                    receiver.map(|receiver| -> Box<dyn Receiver> { Box::new(receiver) })
+                };
+                let packets = (sender(packets_out), receiver(packets_in)?);
+                let control = (sender(control_out), receiver(control_in)?);
+                (parts.kicks, [packets, control])
+            }
+            Side::Device => {
+                let sender = |addresses, most| {
+                    let sender = DeviceSender::new(memory.clone(), addresses, most);
+                    sender.map(|sender| -> Box<dyn Sender> { Box::new(sender) })
+                };
+                let receiver = |addresses, most| {
+                    let receiver = DeviceReceiver::new(memory.clone(), addresses, most);
+                    receiver.map(|receiver| -> Box<dyn Receiver> { Box::new(receiver) })
+                };
+                let packets = (
+                    sender(to_driver, PACKET_CHUNK)?,
+                    receiver(to_device, PACKET_CHUNK)?,
+                );
+                let control = (
+                    sender(control_to_driver, CONTROL_CHUNK)?,
+                    receiver(control_to_device, CONTROL_CHUNK)?,
+                );
+                (parts.calls, [packets, control])
+            }
+        };
+        let [to_device, to_driver, control_to_device, control_to_driver] = signalled;
+        let [sent, received] = match parts.side {
+            Side::Driver => [
+                [to_device, control_to_device],
+                [to_driver, control_to_driver],
+            ],
+            Side::Device => [
+                [to_driver, control_to_driver],
+                [to_device, control_to_device],
+            ],
+        };
+        let lane = |((sender, receiver), (sent, received))| Lane {
+            sender,
+            receiver,
+            sent,
+            received,
+            waiting: Vec::new(),
+        };
+        let [packets, control] = ends;
+        let ([packets_sent, control_sent], [packets_received, control_received]) = (sent, received);
+        Ok(Self {
+            ready,
+            packets: lane((packets, (packets_sent, packets_received))),
+            control: lane((control, (control_sent, control_received))),
+            signals: signals.clone(),
+            buffer: Vec::new(),
+            again,
+            _lifeline: parts.lifeline,
+            is_hung_up: false,
+            failure: None,
+        })
+    }
+
+    /// Takes note of notifications. They need no other answer than to look at the queues.
+    fn note_events(&mut self) -> io::Result<()> {
+        let mut events = Vec::with_capacity(QUEUES + 2);
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        match epoll::wait(
+            &self.ready,
+            rustix::buffer::spare_capacity(&mut events),
+            Some(&now),
+        ) {
+            // The descriptor stays ready.
+            Err(Errno::INTR) => return Ok(()),
+            waited => waited?,
+        };
+        self.is_hung_up |= events.iter().any(|event| event.data.u64() == HUNG_UP);
+        Ok(())
+    }
+
+    /// Gives chunks that wait to the session. Returns `false` if the connection has ended.
+    pub(crate) fn receive(&mut self, now: Instant, session: &mut Session) -> bool {
+        let received = self.note_events().map_err(RingsError::from);
+        let received = received.and_then(|()| self.receive_chunks(now, session));
+        match received {
+            Ok(()) => !self.is_hung_up || session.is_closed(),
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    fn receive_chunks(&mut self, now: Instant, session: &mut Session) -> Result<(), RingsError> {
+        let mut read = 0;
+        while !session.is_closed() {
+            // Records that were sent before these packets are there by now, and come before them.
+            let packets = self.packets.receiver.waiting()?;
+            let (signals, buffer) = (&self.signals, &mut self.buffer);
+            let mut receive = |lane: &mut Lane| -> Result<(), RingsError> {
+                if session.is_closed() {
+                    return Ok(());
+                }
+                if let Some(length) = lane.receiver.receive(buffer)? {
+                    read += length.max(LEAST);
+                    session.handle_records(now, buffer.get(..length).unwrap_or_default());
+                    if lane.receiver.must_notify()? {
+                        signals.signal(&lane.received)?;
+                    }
+                }
+                Ok(())
+            };
+            for _ in 0..self.control.receiver.waiting()? {
+                receive(&mut self.control)?;
+            }
+            for _ in 0..packets {
+                receive(&mut self.packets)?;
+            }
+            if !self.control.receiver.await_chunk()? & !self.packets.receiver.await_chunk()? {
+                return Ok(());
+            }
+            if read >= MOST {
+                write(&self.again, &1_u64.to_ne_bytes())?;
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the records of the session, as far as there is room. Returns `false` if the connection has ended.
+    pub(crate) fn transmit(&mut self, session: &mut Session) -> bool {
+        let control = |session: &mut Session, out: &mut Vec<u8>| {
+            session.poll_control(out, usize::try_from(CONTROL_CHUNK).unwrap_or(0))
+        };
+        let packets = |session: &mut Session, out: &mut Vec<u8>| {
+            let most = usize::try_from(PACKET_CHUNK).unwrap_or(0);
+            // A record goes beyond the bound that is asked for, and not beyond the chunk.
+            session.poll_packets(out, most.saturating_sub(MAX_RECORD))
+        };
+        let sent = self.control.send(&self.signals, session, control);
+        let sent = sent.and_then(|()| self.packets.send(&self.signals, session, packets));
+        match sent {
+            Ok(()) => true,
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    fn fail(&mut self, error: &RingsError) -> bool {
+        self.failure = Some(error.to_string());
+        false
+    }
+
+    /// Returns `true` if a chunk waits for room.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.control.waiting.is_empty() || !self.packets.waiting.is_empty()
+    }
+
+    /// Returns the rule that the other end broke.
+    pub(crate) fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+}
+
+impl Lane {
+    fn send(
+        &mut self,
+        signals: &Signals,
+        session: &mut Session,
+        poll: impl Fn(&mut Session, &mut Vec<u8>) -> bool,
+    ) -> Result<(), RingsError> {
+        while !self.waiting.is_empty() || poll(session, &mut self.waiting) {
+            while !self.sender.has_room()? {
+                if !self.sender.await_room()? {
+                    return Ok(());
+                }
+            }
+            self.sender.send(&self.waiting)?;
+            self.waiting.clear();
+            if self.sender.must_notify()? {
+                signals.signal(&self.sent)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Rings {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ready.as_fd()
+    }
+}
