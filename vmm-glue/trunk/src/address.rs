@@ -12,6 +12,8 @@ use thiserror::Error;
 pub enum TrunkAddress {
     /// A Unix socket of this machine.
     Unix(PathBuf),
+    /// A Unix socket of this machine, at which queues in shared memory are set up.
+    Vhost(PathBuf),
     /// A TCP port.
     Tcp {
         /// Name or address of the host.
@@ -31,7 +33,7 @@ pub enum TrunkAddress {
 /// A text that is no address of a trunk.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
-    "{0:?} is no address of a trunk: say tls:HOST:PORT or tcp:HOST:PORT, as in tcp:[::]:18600, or unix:PATH"
+    "{0:?} is no address of a trunk: say tls:HOST:PORT or tcp:HOST:PORT, as in tcp:[::]:18600, or vhost:PATH or unix:PATH"
 )]
 pub struct AddressError(String);
 
@@ -42,6 +44,9 @@ impl FromStr for TrunkAddress {
         let wrong = || AddressError(text.to_owned());
         if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
             return Ok(Self::Unix(path.into()));
+        }
+        if let Some(path) = text.strip_prefix("vhost:").filter(|path| !path.is_empty()) {
+            return Ok(Self::Vhost(path.into()));
         }
         let (kind, rest) = text.split_once(':').ok_or_else(wrong)?;
         let (host, port) = rest.rsplit_once(':').ok_or_else(wrong)?;
@@ -64,6 +69,7 @@ impl fmt::Display for TrunkAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Vhost(path) => write!(f, "vhost:{}", path.display()),
             Self::Tcp { host, port } => write!(f, "tcp:{host}:{port}"),
             Self::Tls { host, port } => write!(f, "tls:{host}:{port}"),
         }

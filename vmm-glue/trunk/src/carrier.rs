@@ -5,8 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use ib_trunk::Session;
 use ib_vtime::{Duration, Instant};
 
+use crate::parts::RingParts;
 use crate::ring::Signals;
-use crate::rings::{RingParts, Rings};
+use crate::rings::Rings;
 use crate::stream::{Security, Stream};
 
 /// A connection that never blocks.

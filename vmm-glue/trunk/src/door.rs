@@ -1,19 +1,19 @@
 //! The process that connects for a confined service.
 //!
-//! Orders and answers are packets of a Unix socket: a number of the service's, and an address; then the number, and either a
-//! descriptor or the words of an error.
+//! Orders and answers are packets of a Unix socket: a number of the service's, and an address, or a descriptor that was accepted at a
+//! `vhost:` address; then the number, and either a descriptor, or the parts of a connection over queues, or the words of an error.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -21,6 +21,8 @@ use rustix::net::{
 };
 
 use crate::address::TrunkAddress;
+use crate::negotiation;
+use crate::parts::RingParts;
 
 /// Name of the hidden command that runs the process.
 pub const COMMAND: &str = "trunk-door";
@@ -30,6 +32,9 @@ const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Bytes of a packet: an address, or an error.
 const PACKET: usize = 1024;
+
+/// Descriptors that come with a packet at most: the parts of a connection over queues.
+const PASSED: usize = RingParts::DESCRIPTORS;
 
 /// Connections that are made at the same time at most.
 const AT_ONCE: usize = 64;
@@ -45,8 +50,17 @@ pub struct Door {
 pub struct DoorAnswer {
     /// The number of the order.
     pub number: u32,
-    /// A connected socket, or the reason for which there is none.
-    pub connected: Result<OwnedFd, String>,
+    /// A connection, or the reason for which there is none.
+    pub connected: Result<Connected, String>,
+}
+
+/// A connection that the door made.
+#[derive(Debug)]
+pub enum Connected {
+    /// A connected socket.
+    Socket(OwnedFd),
+    /// Queues in shared memory.
+    Rings(RingParts),
 }
 
 impl Door {
@@ -94,13 +108,24 @@ impl Door {
         send(&self.channel, &packet, flags).map(drop)
     }
 
+    /// Orders the set-up of a connection over queues with a front end that has connected. The answer comes with the number.
+    ///
+    /// # Errors
+    /// Errors of the system; [`Errno::AGAIN`] if too many orders wait.
+    pub fn order_set_up(&self, number: u32, front_end: &OwnedFd) -> Result<(), Errno> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let number = number.to_be_bytes();
+        let parts = [IoSlice::new(&number)];
+        pass(&self.channel, &parts, &[front_end.as_fd()], flags)
+    }
+
     /// Returns the next answer, if one has come.
     ///
     /// # Errors
     /// Errors of the system; [`Errno::PIPE`] if the process is gone.
     pub fn answer(&self) -> Result<Option<DoorAnswer>, Errno> {
         let mut packet = [0; PACKET];
-        let (length, socket) = match receive(self.channel.as_fd(), &mut packet, RecvFlags::DONTWAIT)
+        let (length, passed) = match receive(self.channel.as_fd(), &mut packet, RecvFlags::DONTWAIT)
         {
             Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
             Ok((0, _)) => return Err(Errno::PIPE),
@@ -109,10 +134,18 @@ impl Door {
         let Some((number, words)) = packet.get(..length).and_then(<[u8]>::split_first_chunk) else {
             return Err(Errno::PROTO);
         };
-        let words = || String::from_utf8_lossy(words).into_owned();
+        let mut passed = passed.into_iter();
+        let connected = match (passed.next(), passed.len()) {
+            (None, _) => Err(String::from_utf8_lossy(words).into_owned()),
+            (Some(socket), 0) => Ok(Connected::Socket(socket)),
+            (Some(lifeline), _) => {
+                let parts = RingParts::from_message(words, lifeline, passed);
+                Ok(Connected::Rings(parts.ok_or(Errno::PROTO)?))
+            }
+        };
         Ok(Some(DoorAnswer {
             number: u32::from_be_bytes(*number),
-            connected: socket.ok_or_else(words),
+            connected,
         }))
     }
 }
@@ -137,7 +170,7 @@ pub fn run(channel: OwnedFd) -> io::Result<()> {
     let channel = Arc::new(channel);
     loop {
         let mut packet = [0; PACKET];
-        let (length, _) = match receive(channel.as_fd(), &mut packet, RecvFlags::empty()) {
+        let (length, passed) = match receive(channel.as_fd(), &mut packet, RecvFlags::empty()) {
             Err(Errno::INTR) => continue,
             Ok((0, _)) | Err(Errno::CONNRESET) => return Ok(()),
             received => received?,
@@ -147,8 +180,12 @@ pub fn run(channel: OwnedFd) -> io::Result<()> {
             continue;
         };
         let (number, address) = (*number, String::from_utf8_lossy(address).into_owned());
+        let front_end = passed.into_iter().next();
         let answering = channel.clone();
-        let work = move || answer(&answering, number, connect(&address));
+        let work = move || match front_end {
+            Some(front_end) => set_up(answering, number, front_end),
+            None => answer(&answering, number, connect(&address)),
+        };
         let refuse = |_| answer(&channel, number, Err(io::ErrorKind::WouldBlock.into()));
         if Arc::strong_count(&channel) > AT_ONCE {
             refuse(());
@@ -160,15 +197,19 @@ pub fn run(channel: OwnedFd) -> io::Result<()> {
 }
 
 /// Connects to the first address of a name that answers.
-fn connect(address: &str) -> io::Result<OwnedFd> {
+fn connect(address: &str) -> io::Result<Connected> {
     let wrong = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
     match address.parse().map_err(wrong)? {
-        TrunkAddress::Unix(path) => connect_unix(&path),
+        TrunkAddress::Unix(path) => Ok(Connected::Socket(UnixStream::connect(path)?.into())),
+        TrunkAddress::Vhost(path) => {
+            let parts = negotiation::connect(&path).map_err(io::Error::other)?;
+            Ok(Connected::Rings(parts))
+        }
         TrunkAddress::Tcp { host, port } | TrunkAddress::Tls { host, port } => {
             let mut last = io::Error::from(io::ErrorKind::NotFound);
             for address in TrunkAddress::socket(&host, port).to_socket_addrs()? {
                 match TcpStream::connect_timeout(&address, PATIENCE) {
-                    Ok(stream) => return Ok(stream.into()),
+                    Ok(stream) => return Ok(Connected::Socket(stream.into())),
                     Err(error) => last = error,
                 }
             }
@@ -177,43 +218,63 @@ fn connect(address: &str) -> io::Result<OwnedFd> {
     }
 }
 
-fn connect_unix(path: &Path) -> io::Result<OwnedFd> {
-    Ok(UnixStream::connect(path)?.into())
+/// Sets up a connection over queues, and watches it: each end hears when the other one is gone.
+fn set_up(channel: Arc<OwnedFd>, number: [u8; 4], front_end: OwnedFd) {
+    let agreed = match negotiation::accept(front_end.into()) {
+        Ok(agreed) => agreed,
+        Err(error) => return answer(&channel, number, Err(io::Error::other(error))),
+    };
+    answer(&channel, number, Ok(Connected::Rings(agreed.parts)));
+    // From here on it is none of the connections that are made.
+    drop(channel);
+    let mut ends = [&agreed.service, &agreed.front_end]
+        .map(|end| PollFd::new(end, PollFlags::IN | PollFlags::RDHUP));
+    // A front end has nothing to say any longer, and the service never has.
+    while poll(&mut ends, None) == Err(Errno::INTR) {}
 }
 
 /// Answers an order. A service that is gone needs no answer.
-fn answer(channel: &OwnedFd, number: [u8; 4], connected: io::Result<OwnedFd>) {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut passed = SendAncillaryBuffer::new(&mut space);
-    let words = match &connected {
-        Ok(_) => String::new(),
-        Err(error) => error.to_string(),
+fn answer(channel: &OwnedFd, number: [u8; 4], connected: io::Result<Connected>) {
+    let (words, passed) = match &connected {
+        Ok(Connected::Socket(socket)) => (Vec::new(), vec![socket.as_fd()]),
+        Ok(Connected::Rings(parts)) => parts.to_message(),
+        Err(error) => (error.to_string().into_bytes(), Vec::new()),
     };
-    let socket = connected.as_ref().ok().map(AsFd::as_fd);
-    if let Some(socket) = &socket {
-        passed.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(
-            socket,
-        )));
-    }
-    let words = words.as_bytes();
-    let words = words.get(..PACKET - 4).unwrap_or(words);
+    let words = words.get(..PACKET - 4).unwrap_or(&words);
     let parts = [IoSlice::new(&number), IoSlice::new(words)];
-    let _ = sendmsg(channel, &parts, &mut passed, SendFlags::NOSIGNAL);
+    let _ = pass(channel, &parts, &passed, SendFlags::NOSIGNAL);
 }
 
-/// Receives a packet, and the descriptor that came with it.
+/// Sends a packet with descriptors.
+fn pass(
+    channel: &OwnedFd,
+    parts: &[IoSlice<'_>],
+    passed: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PASSED))];
+    let mut rights = SendAncillaryBuffer::new(&mut space);
+    if !passed.is_empty() {
+        rights.push(SendAncillaryMessage::ScmRights(passed));
+    }
+    sendmsg(channel, parts, &mut rights, flags).map(drop)
+}
+
+/// Receives a packet, and the descriptors that came with it.
 fn receive(
     channel: BorrowedFd<'_>,
     packet: &mut [u8],
     flags: RecvFlags,
-) -> Result<(usize, Option<OwnedFd>), Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+) -> Result<(usize, Vec<OwnedFd>), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PASSED))];
     let mut passed = RecvAncillaryBuffer::new(&mut space);
     let flags = flags | RecvFlags::CMSG_CLOEXEC;
     let received = recvmsg(channel, &mut [IoSliceMut::new(packet)], &mut passed, flags)?;
-    let socket = passed.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut sockets) => sockets.next(),
-        _ => None,
-    });
-    Ok((received.bytes, socket))
+    let mut descriptors = Vec::new();
+    for message in passed.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    Ok((received.bytes, descriptors))
 }

@@ -12,6 +12,8 @@ mod descriptors;
 mod door;
 mod handshakes;
 mod listener;
+mod negotiation;
+mod parts;
 mod ring;
 mod rings;
 mod stream;
@@ -23,10 +25,13 @@ mod trunks;
 pub use address::{AddressError, TrunkAddress};
 pub use carrier::Carrier;
 pub use config::{TrunkConfig, TrunkPeer, TrunkWay};
-pub use door::{COMMAND, Door, DoorAnswer, run};
+pub use door::{COMMAND, Connected, Door, DoorAnswer, run};
 pub use listener::TrunkListener;
+pub use negotiation::{NegotiationError, connect};
+pub use parts::RingParts;
+pub use ring::memory::MemoryError;
 pub use ring::{RingError, Signals};
-pub use rings::{RingParts, RingsError};
+pub use rings::RingsError;
 pub use stream::Security;
 #[cfg(feature = "tls")]
 pub use tls::{

@@ -26,7 +26,7 @@ impl TrunkListener {
     /// Errors of the system, [`io::ErrorKind::AddrInUse`] above all.
     pub fn bind(address: &TrunkAddress) -> io::Result<Self> {
         let (socket, path) = match address {
-            TrunkAddress::Unix(path) => {
+            TrunkAddress::Unix(path) | TrunkAddress::Vhost(path) => {
                 let socket = bind_unix(path)?;
                 socket.set_nonblocking(true)?;
                 (socket.into(), Some(path.clone()))

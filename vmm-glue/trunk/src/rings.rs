@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 
 use ib_trunk::{MAX_RECORD, Session};
 use ib_vtime::Instant;
@@ -11,10 +10,11 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::{Errno, write};
 use thiserror::Error;
 
+use crate::parts::{RingParts, Side};
 use crate::ring::memory::{self, CONTROL_CHUNK, PACKET_CHUNK, Plan, QUEUES};
 use crate::ring::{
-    DeviceReceiver, DeviceSender, DriverReceiver, DriverSender, QueueAddresses, Receiver,
-    RingError, Sender, Signals,
+    DeviceReceiver, DeviceSender, DriverReceiver, DriverSender, Receiver, RingError, Sender,
+    Signals,
 };
 
 /// Bytes that are received in one call at most, so that others have their turns.
@@ -26,73 +26,6 @@ const LEAST: usize = MOST / 256;
 /// Numbers of what the epoll descriptor watches.
 const HUNG_UP: u64 = u64::MAX;
 const AGAIN: u64 = u64::MAX - 1;
-
-/// The end of a trunk over queues: the driver has made them, and the device serves them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
-    Driver,
-    Device,
-}
-
-/// The parts of a connection over queues, as the process has them that made or took it.
-#[derive(Debug)]
-pub struct RingParts {
-    pub(crate) side: Side,
-    /// A descriptor that hangs up with the other end.
-    pub(crate) lifeline: OwnedFd,
-    pub(crate) memory: OwnedFd,
-    /// Address of the first byte of the memory.
-    pub(crate) base: u64,
-    /// Bytes of the memory.
-    pub(crate) bytes: u64,
-    pub(crate) queues: [QueueAddresses; QUEUES],
-    /// Eventfds by which the driver notifies the device, for each queue.
-    pub(crate) kicks: [OwnedFd; QUEUES],
-    /// Eventfds by which the device notifies the driver, for each queue.
-    pub(crate) calls: [OwnedFd; QUEUES],
-}
-
-impl RingParts {
-    /// Makes both ends within a process: the parts of the driver, and of the device.
-    ///
-    /// # Errors
-    /// Errors of the system.
-    pub fn pair() -> io::Result<(Self, Self)> {
-        let (own, other) = UnixStream::pair()?;
-        let plan = Plan::new();
-        let file = memory::create(plan.bytes)?;
-        let make = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let four = || Ok::<_, io::Error>([make()?, make()?, make()?, make()?]);
-        let driver = Self {
-            side: Side::Driver,
-            lifeline: own.into(),
-            memory: file,
-            base: memory::BASE,
-            bytes: plan.bytes,
-            queues: plan.queues.map(|(addresses, _)| addresses),
-            kicks: four()?,
-            calls: four()?,
-        };
-        let device = Self {
-            side: Side::Device,
-            lifeline: other.into(),
-            memory: driver.memory.try_clone()?,
-            kicks: clone(&driver.kicks)?,
-            calls: clone(&driver.calls)?,
-            ..driver
-        };
-        Ok((driver, device))
-    }
-}
-
-fn clone([a, b, c, d]: &[OwnedFd; QUEUES]) -> io::Result<[OwnedFd; QUEUES]> {
-    Ok([
-        a.try_clone()?,
-        b.try_clone()?,
-        c.try_clone()?,
-        d.try_clone()?,
-    ])
-}
 
 /// Reason for which there is no connection over queues.
 #[derive(Debug, Error)]

@@ -5,7 +5,7 @@ use ib_vtime::{Duration, Instant};
 use ib_wire::Guid;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::{Carrier, Door, RingParts, Security, Signals, TrunkAddress, TrunkListener};
+use crate::{Carrier, Connected, Door, RingParts, Security, Signals, TrunkAddress, TrunkListener};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -23,6 +23,7 @@ fn session(site: &str) -> Session {
 fn addresses_are_read_and_written_and_others_are_refused() {
     for text in [
         "unix:/run/x",
+        "vhost:/run/x",
         "tcp:spine-0:18600",
         "tcp:[::]:1",
         "tcp:10.0.0.1:65535",
@@ -35,6 +36,7 @@ fn addresses_are_read_and_written_and_others_are_refused() {
     for text in [
         "",
         "unix:",
+        "vhost:",
         "tcp:",
         "tcp:host",
         "tcp:host:0",
@@ -53,6 +55,7 @@ fn addresses_are_read_and_written_and_others_are_refused() {
 fn plain_bytes_are_exposed_beyond_the_machine_alone() {
     for (text, is_exposed) in [
         ("unix:/run/x", false),
+        ("vhost:/run/x", false),
         ("tls:spine:1", false),
         ("tcp:localhost:1", false),
         ("tcp:127.0.0.1:1", false),
@@ -71,14 +74,22 @@ fn wait_for(fd: &impl AsFd) {
     poll(&mut [PollFd::new(fd, PollFlags::IN)], None).unwrap();
 }
 
+/// Waits for the answer of a door to order 7.
+fn answer(door: &Door) -> Result<Connected, String> {
+    wait_for(door);
+    let answer = door.answer().unwrap().unwrap();
+    assert_eq!(answer.number, 7);
+    answer.connected
+}
+
 /// Connects through a door in a thread.
 fn connected(address: &TrunkAddress) -> Result<OwnedFd, String> {
     let door = Door::in_thread().unwrap();
     door.order(7, address).unwrap();
-    wait_for(&door);
-    let answer = door.answer().unwrap().unwrap();
-    assert_eq!(answer.number, 7);
-    answer.connected
+    match answer(&door)? {
+        Connected::Socket(socket) => Ok(socket),
+        Connected::Rings(parts) => panic!("{parts:?}"),
+    }
 }
 
 #[test]
@@ -137,9 +148,27 @@ fn a_socket_that_a_service_left_behind_is_replaced_and_other_files_are_not() {
     assert_eq!(std::fs::read(dir.path().join("file")).unwrap(), b"mine");
 }
 
+/// Returns the parts of both ends of a trunk over queues that two doors have set up.
+fn set_up() -> [RingParts; 2] {
+    let dir = tempfile::tempdir().unwrap();
+    let address = TrunkAddress::Vhost(dir.path().join("trunk"));
+    let listener = TrunkListener::bind(&address).unwrap();
+    let doors = [(); 2].map(|()| Door::in_thread().unwrap());
+    let [near, far] = &doors;
+    near.order(7, &address).unwrap();
+    wait_for(&listener);
+    let front_end = listener.accept().unwrap().unwrap();
+    far.order_set_up(7, &front_end).unwrap();
+    drop(front_end);
+    doors.each_ref().map(|door| match answer(door).unwrap() {
+        Connected::Rings(parts) => parts,
+        Connected::Socket(socket) => panic!("{socket:?}"),
+    })
+}
+
 /// Returns the carriers of both ends of a trunk over queues, and their sessions, which are open.
 fn over_rings() -> ([Carrier; 2], [Session; 2]) {
-    let (driver, device) = RingParts::pair().unwrap();
+    let [driver, device] = set_up();
     let signals = Signals::new().unwrap();
     let carriers = [driver, device].map(|parts| Carrier::over_rings(parts, &signals).unwrap());
     let (mut carriers, mut sessions) = (carriers, ["a", "b"].map(session));

@@ -76,10 +76,9 @@ pub struct Trunk {
 }
 
 impl Trunk {
-    /// Connects a port to a gateway, and listens if the other end connects.
+    /// Connects a port to a gateway.
     pub(crate) fn open<D: EndNode>(
         fabric: &mut Fabric<D>,
-        descriptors: &Descriptors,
         near: Endpoint,
         config: TrunkConfig,
     ) -> Result<Self, TrunkError> {
@@ -90,16 +89,6 @@ impl Trunk {
         let end = TrunkEnd::new(fabric, near, &name, LinkConfig::default())?;
         if config.peer == TrunkPeer::Host && !fabric.set_guarded(near, true) {
             return Err(TrunkError::NoSwitch);
-        }
-        let failed = |error: io::Error| TrunkError::Listen(config.way.clone(), error);
-        let listener = match &config.way {
-            TrunkWay::Listen(address) => Some(TrunkListener::bind(address)),
-            TrunkWay::Connect(_) => None,
-        };
-        let listener = listener.transpose().map_err(failed)?;
-        if let Some(listener) = &listener {
-            let added = descriptors.add(listener, Interest::Bytes);
-            added.map_err(|error| failed(error.into()))?;
         }
         let hello = Hello {
             site: config.site.clone(),
@@ -113,7 +102,7 @@ impl Trunk {
             },
             config,
             end,
-            listener,
+            listener: None,
             handshakes: Handshakes::default(),
             carrier: None,
             refused: VecDeque::new(),
@@ -125,6 +114,19 @@ impl Trunk {
             quiet: None,
             peer: None,
         })
+    }
+
+    /// Listens, if the other end connects.
+    pub(crate) fn listen(&mut self, descriptors: &Descriptors) -> Result<(), TrunkError> {
+        let TrunkWay::Listen(address) = &self.config.way else {
+            return Ok(());
+        };
+        let failed = |error: io::Error| TrunkError::Listen(self.config.way.clone(), error);
+        let listener = TrunkListener::bind(address).map_err(failed)?;
+        let added = descriptors.add(&listener, Interest::Bytes);
+        added.map_err(|error| failed(error.into()))?;
+        self.listener = Some(listener);
+        Ok(())
     }
 
     /// Returns the port at this end.
@@ -154,12 +156,21 @@ impl Trunk {
     /// Returns `true` if a connection is to be ordered of the door.
     pub(crate) fn wants_connection(&self, now: Instant) -> bool {
         let is_due = self.attempt.is_none_or(|attempt| attempt <= now);
-        self.listener.is_none() && self.waits_for_attempt() && is_due
+        self.connects() && self.waits_for_attempt() && is_due
+    }
+
+    const fn connects(&self) -> bool {
+        matches!(self.config.way, TrunkWay::Connect(_))
     }
 
     /// Returns `true` if there is neither a connection nor one on its way.
-    fn waits_for_attempt(&self) -> bool {
+    pub(crate) fn waits_for_attempt(&self) -> bool {
         self.carrier.is_none() && self.handshakes.is_empty() && !self.is_ordered
+    }
+
+    /// Returns the carrier over a socket.
+    pub(crate) fn carrier(&self, socket: OwnedFd) -> Result<Carrier, String> {
+        Carrier::new(socket, self.config.timeout, &self.config.security)
     }
 
     /// Begins with the handshake of a connection.
@@ -168,9 +179,8 @@ impl Trunk {
         now: Instant,
         fabric: &mut Fabric<D>,
         descriptors: &Descriptors,
-        socket: OwnedFd,
+        carrier: Carrier,
     ) -> Result<(), String> {
-        let carrier = Carrier::new(socket, self.config.timeout, &self.config.security)?;
         let added = descriptors.add(&carrier, Interest::Bytes);
         added.map_err(|error| error.to_string())?;
         let until = now + self.config.timeout;
@@ -199,9 +209,9 @@ impl Trunk {
     }
 
     /// Keeps the reason of a failed handshake, unless strangers cause one after the other.
-    fn fail_handshake(&mut self, now: Instant, words: String) {
+    pub(crate) fn fail_handshake(&mut self, now: Instant, words: String) {
         let is_quiet = self.quiet.is_some_and(|until| now < until);
-        if self.listener.is_some() && is_quiet {
+        if !self.connects() && is_quiet {
             return;
         }
         self.quiet = Some(now + QUIET);
@@ -248,7 +258,8 @@ impl Trunk {
             match self.listener.as_ref().map(TrunkListener::accept) {
                 Some(Ok(Some(socket))) => {
                     // A connection that is gone again is of no interest.
-                    let _ = self.greet(now, fabric, descriptors, socket);
+                    let carrier = self.carrier(socket);
+                    let _ = carrier.and_then(|it| self.greet(now, fabric, descriptors, it));
                 }
                 // A process that is short of descriptors accepts later: the socket stays ready.
                 Some(Ok(None)) | Some(Err(Errno::MFILE | Errno::NFILE)) | None => return,
@@ -381,7 +392,7 @@ impl Trunk {
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        let waits = self.listener.is_none() && self.waits_for_attempt();
+        let waits = self.connects() && self.waits_for_attempt();
         let session = self.end.session().and_then(Session::poll_timeout);
         let refused = self.refused.front().map(|(until, _)| *until);
         let attempt = self.attempt.filter(|_| waits);

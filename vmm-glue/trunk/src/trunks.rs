@@ -1,26 +1,38 @@
 //! All trunks of a fabric.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use ib_fabric::{EndNode, Endpoint, Fabric};
 use ib_vtime::Instant;
 
+use crate::address::TrunkAddress;
+use crate::carrier::Carrier;
 use crate::config::{TrunkConfig, TrunkWay};
 use crate::descriptors::{Descriptors, Interest};
-use crate::door::Door;
+use crate::door::{Connected, Door};
+use crate::ring::Signals;
 use crate::trunk::{Trunk, TrunkError};
+
+/// Connections of one listener that are taken before others have their turn.
+const BATCH: usize = 16;
 
 /// The name of a trunk of a fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TrunkId(u32);
 
+impl TrunkId {
+    fn place(self) -> usize {
+        usize::try_from(self.0).unwrap_or(usize::MAX)
+    }
+}
+
 /// News of trunks.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum TrunkEvent {
-    /// [`Trunk::peer`] is another one than before.
+    /// [`Trunk::peer`] is another one than before, or the trunk is new: of a further port of a [shared](Trunks::share) one.
     Changed(TrunkId),
     /// No trunk connects from now on: the process that does so is gone.
     DoorEnded(io::Error),
@@ -34,8 +46,11 @@ pub enum TrunkEvent {
 pub struct Trunks {
     descriptors: Descriptors,
     trunks: Vec<Trunk>,
+    /// For each trunk that listens and takes further ports: its number, and the numbers of trunks of further ports.
+    shared: BTreeMap<usize, Vec<usize>>,
     door: Option<Door>,
     open_door: fn() -> io::Result<Door>,
+    signals: Option<Signals>,
     events: VecDeque<TrunkEvent>,
 }
 
@@ -48,8 +63,10 @@ impl Trunks {
         Ok(Self {
             descriptors: Descriptors::new()?,
             trunks: Vec::new(),
+            shared: BTreeMap::new(),
             door: None,
             open_door,
+            signals: None,
             events: VecDeque::new(),
         })
     }
@@ -64,22 +81,34 @@ impl Trunks {
         near: Endpoint,
         config: TrunkConfig,
     ) -> Result<TrunkId, TrunkError> {
-        if self.door.is_none() && matches!(config.way, TrunkWay::Connect(_)) {
+        let is_over_rings = matches!(config.way.address(), TrunkAddress::Vhost(_));
+        if is_over_rings && self.signals.is_none() {
+            self.signals = Some(Signals::new().map_err(TrunkError::Door)?);
+        }
+        let needs_door = is_over_rings || matches!(config.way, TrunkWay::Connect(_));
+        if self.door.is_none() && needs_door {
             let door = (self.open_door)().map_err(TrunkError::Door)?;
             let added = self.descriptors.add(&door, Interest::Bytes);
             added.map_err(|error| TrunkError::Door(error.into()))?;
             self.door = Some(door);
         }
         let number = u32::try_from(self.trunks.len()).unwrap_or(u32::MAX);
-        let trunk = Trunk::open(fabric, &self.descriptors, near, config)?;
+        let mut trunk = Trunk::open(fabric, near, config)?;
+        trunk.listen(&self.descriptors)?;
         self.trunks.push(trunk);
         Ok(TrunkId(number))
+    }
+
+    /// Has further connections take further ports of the node that have no link by then, each as a trunk of its own. It does so for
+    /// trunks that listen at a `vhost:` address.
+    pub fn share(&mut self, id: TrunkId) {
+        self.shared.entry(id.place()).or_default();
     }
 
     /// Returns a trunk; `None` if it is another fabric's.
     #[must_use]
     pub fn get(&self, id: TrunkId) -> Option<&Trunk> {
-        self.trunks.get(usize::try_from(id.0).ok()?)
+        self.trunks.get(id.place())
     }
 
     /// Returns all trunks, in the order in which they were added.
@@ -94,7 +123,7 @@ impl Trunks {
             let is_door = |door: &Door| door.as_fd().as_raw_fd() == fd;
             if self.door.as_ref().is_some_and(is_door) {
                 self.take_answers(now, fabric);
-            } else {
+            } else if !self.take_front_ends(fd) {
                 for trunk in &mut self.trunks {
                     trunk.handle_ready(now, fabric, &self.descriptors, fd);
                 }
@@ -155,17 +184,85 @@ impl Trunks {
                 }
             };
             let number = usize::try_from(answer.number).unwrap_or(usize::MAX);
+            let number = self.place_of(fabric, number, &answer.connected);
             let Some(trunk) = self.trunks.get_mut(number) else {
                 continue;
             };
             trunk.is_ordered = false;
-            let connected = answer
-                .connected
-                .and_then(|socket| trunk.greet(now, fabric, &self.descriptors, socket));
-            if let Err(words) = connected {
-                trunk.fail(now, words);
+            let carrier = answer.connected.and_then(|connected| match connected {
+                Connected::Socket(socket) => trunk.carrier(socket),
+                Connected::Rings(parts) => match &self.signals {
+                    Some(signals) => Carrier::over_rings(parts, signals),
+                    None => Err("no trunk has a vhost: address".to_owned()),
+                },
+            });
+            let descriptors = &self.descriptors;
+            let greeted = carrier.and_then(|it| trunk.greet(now, fabric, descriptors, it));
+            match (greeted, &trunk.config().way) {
+                (Ok(()), _) => {}
+                (Err(words), TrunkWay::Connect(_)) => trunk.fail(now, words),
+                (Err(words), TrunkWay::Listen(_)) => trunk.fail_handshake(now, words),
             }
         }
+    }
+
+    /// Has the door set up connections that have arrived, if a descriptor is of a listener at a `vhost:` address. Returns `true` if it is.
+    fn take_front_ends(&mut self, fd: RawFd) -> bool {
+        let mut trunks = (0..).zip(&self.trunks);
+        let found = trunks.find_map(|(number, trunk)| {
+            let is_over_rings = matches!(trunk.config().way.address(), TrunkAddress::Vhost(_));
+            let listener = trunk.listener.as_ref().filter(|_| is_over_rings)?;
+            (listener.as_fd().as_raw_fd() == fd).then_some((number, listener))
+        });
+        let (Some((number, listener)), Some(door)) = (found, &self.door) else {
+            return false;
+        };
+        for _ in 0..BATCH {
+            let Ok(Some(front_end)) = listener.accept() else {
+                break;
+            };
+            // A front end that cannot be served now hears the end of its connection, and comes again.
+            if door.order_set_up(number, &front_end).is_err() {
+                break;
+            }
+        }
+        true
+    }
+
+    /// Returns the number of the trunk for a connection: of a shared one with a connection, a trunk of another port.
+    fn place_of<D: EndNode>(
+        &mut self,
+        fabric: &mut Fabric<D>,
+        number: usize,
+        connected: &Result<Connected, String>,
+    ) -> usize {
+        let Some(further) = self.shared.get_mut(&number).filter(|_| connected.is_ok()) else {
+            return number;
+        };
+        let mut all = core::iter::once(&number).chain(&*further);
+        let is_idle = |place: &&usize| {
+            self.trunks
+                .get(**place)
+                .is_some_and(Trunk::waits_for_attempt)
+        };
+        if let Some(idle) = all.find(is_idle) {
+            return *idle;
+        }
+        let Some(trunk) = self.trunks.get(number) else {
+            return number;
+        };
+        let (node, config) = (trunk.near().node, trunk.config().clone());
+        let ports = fabric.node(node).map_or(0, |node| node.port_count());
+        let mut ports = (1..=ports).map(|port| node.port(port));
+        let free = ports.find(|port| fabric.link_at(*port).is_none());
+        // Without a port the trunk refuses the connection beside its own.
+        let opened = free.and_then(|port| Trunk::open(fabric, port, config).ok());
+        opened.map_or(number, |trunk| {
+            let place = self.trunks.len();
+            further.push(place);
+            self.trunks.push(trunk);
+            place
+        })
     }
 }
 

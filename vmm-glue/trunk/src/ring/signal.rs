@@ -7,7 +7,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{MemfdFlags, memfd_create, readlink};
+use rustix::io::Errno;
 use vmm_sys_util::aio::{IOCB_CMD_PREAD, IOCB_FLAG_RESFD, IoContext, IoControlBlock, IoEvent};
 
 /// Reads that may have ended and not been noted; the kernel has room for more.
@@ -61,4 +62,17 @@ impl Signals {
 
 fn number(fd: BorrowedFd<'_>) -> u32 {
     fd.as_raw_fd().unsigned_abs()
+}
+
+/// Checks that a descriptor is an eventfd.
+///
+/// # Errors
+/// [`Errno::INVAL`] if it is none.
+pub(crate) fn check(eventfd: &impl AsFd) -> Result<(), Errno> {
+    let number = eventfd.as_fd().as_raw_fd();
+    let name = readlink(format!("/proc/self/fd/{number}"), Vec::new())?;
+    match name.as_bytes() {
+        b"anon_inode:[eventfd]" => Ok(()),
+        _ => Err(Errno::INVAL),
+    }
 }
