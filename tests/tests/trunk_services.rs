@@ -96,6 +96,20 @@ fn nodes(lab: &Lab, from: &str) -> BTreeSet<String> {
         .collect()
 }
 
+/// Runs a program at a VF of one site as the server, and at one of another site as its client.
+fn run_between(server: &Lab, client: &Lab, program: &[&str]) {
+    let mut serving = server.on(Shim::Vhca, "H1-1/1", program);
+    let mut serving = serving.stdout(Stdio::null()).spawn().unwrap();
+    let asking = [program, &["127.0.0.1"]].concat();
+    let succeeds = || {
+        let mut asking = client.on(Shim::Vhca, "H2-1/1", &asking);
+        asking.output().unwrap().status.success().then_some(())
+    };
+    let succeeded = wait_for(PATIENCE, succeeds);
+    assert!(succeeded.is_some(), "{program:?}");
+    assert!(serving.wait().unwrap().success(), "{program:?}");
+}
+
 #[test]
 fn two_services_are_one_subnet_for_stock_programs() {
     let sites = Sites::new();
@@ -110,16 +124,7 @@ fn two_services_are_one_subnet_for_stock_programs() {
         &["ib_send_bw", "-n", "100", "-s", "2048", "-c", "UD"],
         &["ib_atomic_bw", "-n", "100"],
     ] {
-        let mut server = sites.north.on(Shim::Vhca, "H1-1/1", program);
-        let mut server = server.stdout(Stdio::null()).spawn().unwrap();
-        let client = [program, &["127.0.0.1"]].concat();
-        let succeeds = || {
-            let mut client = sites.south.on(Shim::Vhca, "H2-1/1", &client);
-            client.output().unwrap().status.success().then_some(())
-        };
-        let succeeded = wait_for(PATIENCE, succeeds);
-        assert!(succeeded.is_some(), "{program:?}");
-        assert!(server.wait().unwrap().success(), "{program:?}");
+        run_between(&sites.north, &sites.south, program);
     }
     for lab in [&sites.north, &sites.south] {
         let drops = lab.told(&["show", "drops"]);
@@ -344,4 +349,41 @@ fn a_host_behind_a_trunk_manages_nothing_unless_the_listener_says_so() {
     let sites = Sites::managed_from_the_south(",peer=fabric");
     assert_eq!(sites.southern_guids().len(), 8);
     assert_eq!(nodes(&sites.north, "H1-1").len(), 16);
+}
+
+#[test]
+fn services_of_one_machine_meet_over_shared_memory_each_at_a_port_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("trunk");
+    let listen = format!("S1=listen:vhost:{},peer=fabric", socket.display());
+    let trunk = format!("S2/5=vhost:{}", socket.display());
+    let serve_north = || Lab::serve(&arguments("north", "lite", &listen));
+    let mut sites = Sites {
+        north: serve_north(),
+        south: Lab::serve(&arguments("south", "none", &trunk)),
+        trunk,
+        _folder: Some(folder),
+    };
+    assert_eq!(sites.southern_guids().len(), 8);
+    let mut third = Lab::serve(&arguments("third", "none", &sites.trunk));
+    third.told(&["show", "vfs", "--wait-up"]);
+    assert_eq!(nodes(&sites.north, "H1-1").len(), 24);
+    let write = ["ib_write_bw", "-n", "100", "-s", "65536"];
+    run_between(&sites.north, &sites.south, &write);
+    run_between(&third, &sites.south, &write);
+
+    // The front end dies, and then the back end.
+    sites.south.service().signal("KILL");
+    let ended = "down: the connection ended";
+    sites.north.service().wait_for_line(ended, PATIENCE);
+    sites.restart_south();
+    assert_eq!(sites.southern_guids().len(), 8);
+    sites.north.service().signal("KILL");
+    for lab in [&mut sites.south, &mut third] {
+        lab.service().wait_for_line(ended, PATIENCE);
+    }
+    sites.north = serve_north();
+    third.told(&["show", "vfs", "--wait-up"]);
+    assert_eq!(sites.southern_guids().len(), 8);
+    run_between(&sites.north, &sites.south, &write);
 }

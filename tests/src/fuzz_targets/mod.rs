@@ -24,6 +24,7 @@ mod sa_side;
 mod sm;
 mod tids;
 mod trunk;
+mod trunk_rings;
 mod umad_server;
 mod verbs;
 mod vfio_user;
@@ -64,6 +65,7 @@ pub const TARGETS: &[Target] = &[
     ("topology_file", parsers::topology_file),
     ("trace", parsers::trace),
     ("trunk", trunk::trunk),
+    ("trunk_rings", trunk_rings::trunk_rings),
     ("umad_server", umad_server::umad_server),
     ("uverbs_commands", verbs::uverbs_commands),
     ("uverbs_rings", verbs::uverbs_rings),

@@ -1,4 +1,5 @@
-//! Carriers of trunks between emulated fabrics: Unix, TCP and TLS connections that never block, and the process that makes them.
+//! Carriers of trunks between emulated fabrics: Unix, TCP and TLS connections and queues in shared memory, none of which
+//! blocks, and the process that makes them.
 //!
 //! [`TrunkListener`] accepts connections, and [`Door`] makes them; a [`Carrier`] has one, and carries the bytes of a
 //! [`Session`](ib_trunk::Session) over it. [`Trunks`] has all of these for the trunks of a fabric: it connects and listens, tries again,

@@ -81,6 +81,24 @@ fn clone([a, b, c, d]: &[OwnedFd; QUEUES]) -> io::Result<[OwnedFd; QUEUES]> {
     ])
 }
 
+impl RingParts {
+    /// Returns another descriptor of the memory, for a program that looks at it.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn memory(&self) -> io::Result<OwnedFd> {
+        self.memory.try_clone()
+    }
+
+    /// Returns the places in the memory at which the queues begin: packets to the device and to the driver, then other records to the device
+    /// and to the driver.
+    #[must_use]
+    pub fn places(&self) -> [u64; QUEUES] {
+        let place = |queue: QueueAddresses| queue.descriptors.saturating_sub(self.base);
+        self.queues.map(place)
+    }
+}
+
 /// A queue in a message. Network byte order.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]

@@ -63,8 +63,8 @@ pub(crate) struct ServeArgs {
     bare: Vec<String>,
     /// Join this fabric to another service's by a cable between ports: PORT=ADDRESS, or NODE=ADDRESS for its first free
     /// port, connects to a service that listens, as in S1/8=tls:spine:18600, and PORT=listen:ADDRESS listens, as in
-    /// S1/8=listen:tls:[::]:18600; tcp:HOST:PORT does without TLS, and unix:PATH stays within the machine. With ,peer=host
-    /// behind the address the other end is not trusted: it speaks for its own LIDs alone, and manages no subnet; with
+    /// S1/8=listen:tls:[::]:18600; tcp:HOST:PORT does without TLS, and unix:PATH and vhost:PATH, which has shared memory, stay within the
+    /// machine. With ,peer=host behind the address the other end is not trusted: it speaks for its own LIDs alone, and manages no subnet; with
     /// ,peer=fabric it is trusted as a switch is. [default: host at an end that listens without TLS, else fabric] Can be
     /// given more than once.
     #[arg(long, value_name = "PORT=ADDRESS")]

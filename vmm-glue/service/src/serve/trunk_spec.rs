@@ -37,7 +37,9 @@ impl TrunkSpec {
     #[must_use]
     pub fn peer(&self) -> TrunkPeer {
         self.peer.unwrap_or(match &self.way {
-            TrunkWay::Listen(TrunkAddress::Unix(_) | TrunkAddress::Tcp { .. }) => TrunkPeer::Host,
+            TrunkWay::Listen(
+                TrunkAddress::Unix(_) | TrunkAddress::Vhost(_) | TrunkAddress::Tcp { .. },
+            ) => TrunkPeer::Host,
             TrunkWay::Listen(TrunkAddress::Tls { .. }) | TrunkWay::Connect(_) => TrunkPeer::Fabric,
         })
     }
@@ -217,6 +219,7 @@ mod tests {
         for (text, peer) in [
             ("S1/8=listen:unix:/x", TrunkPeer::Host),
             ("S1/8=listen:tcp:[::]:1", TrunkPeer::Host),
+            ("S1=listen:vhost:/x", TrunkPeer::Host),
             ("S1/8=listen:unix:/x,peer=fabric", TrunkPeer::Fabric),
             ("S1/8=tcp:a:1", TrunkPeer::Fabric),
             ("S1/8=tcp:a:1,peer=host", TrunkPeer::Host),

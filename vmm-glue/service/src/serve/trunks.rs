@@ -3,7 +3,7 @@
 use emulated_hca::{Fabric, NodeId, NodeKind};
 use ib_trunk::SiteName;
 use ib_wire::PortNum;
-use vhca_trunk::{Door, TrunkConfig, TrunkEvent, TrunkId, TrunkPeer, Trunks};
+use vhca_trunk::{Door, Trunk, TrunkConfig, TrunkEvent, TrunkId, TrunkPeer, Trunks};
 
 use super::announcement::Announcement;
 use super::lab::Lab;
@@ -68,7 +68,13 @@ fn add(lab: &mut Lab, spec: &TrunkSpec, site: &SiteName) -> Result<(String, Trun
         peer,
     };
     let id = lab.world_mut().add_trunk(node.port(port.0), config);
-    Ok((name, id.map_err(|error| wrong(&error))?))
+    let id = id.map_err(|error| wrong(&error))?;
+    if named.is_none()
+        && let Some(trunks) = lab.world_mut().trunks_mut()
+    {
+        trunks.share(id);
+    }
+    Ok((name, id))
 }
 
 /// Returns the first port of a node without a link.
@@ -83,6 +89,17 @@ impl Lab {
     pub(super) fn trunk_rows(&self) -> impl Iterator<Item = TrunkRow> {
         let ids = self.trunks.iter();
         ids.filter_map(|(id, port)| self.trunk_row(*id, port))
+    }
+
+    /// Names a trunk that took a further port of a node.
+    fn name_trunk(&mut self, id: TrunkId) {
+        let trunk = self.world().trunks().and_then(|trunks| trunks.get(id));
+        if let Some(near) = trunk.map(Trunk::near)
+            && !self.trunks.contains_key(&id)
+        {
+            let name = format!("{}/{}", self.inventory.node_name(near.node), near.port.0);
+            self.trunks.insert(id, name);
+        }
     }
 
     fn trunk_row(&self, id: TrunkId, port: &str) -> Option<TrunkRow> {
@@ -117,6 +134,7 @@ impl WayIn for TrunkNews {
         while let Some(event) = next(turn) {
             match event {
                 TrunkEvent::Changed(id) => {
+                    turn.lab.name_trunk(id);
                     let port = turn.lab.trunks.get(&id);
                     let row = port.and_then(|port| turn.lab.trunk_row(id, port));
                     if let Some(row) = row {
