@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use hca_api::PortState;
 use vhca::device::event::EventLoop;
-use vhca::emulated::{Endpoint, Guid, Lid, VfOptions};
+use vhca::emulated::{Endpoint, Fabric, Guid, Lid, VfOptions};
 use vhca::trunk::{Security, TrunkAddress, TrunkConfig, TrunkEvent, TrunkPeer, TrunkWay};
 use vhca::world::{HostFunction, World};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
@@ -33,6 +33,13 @@ fn memory() -> Arc<GuestMemoryMmap> {
     Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap())
 }
 
+/// Returns a port without a link.
+fn free_port(fabric: &Fabric) -> Option<Endpoint> {
+    let nodes = fabric.nodes().map(|(id, _)| id);
+    let mut ports = nodes.flat_map(|node| (1..=8).map(move |port| node.port(port)));
+    ports.find(|at| fabric.port(*at).is_some() && fabric.link_at(*at).is_none())
+}
+
 /// A world with an event loop.
 struct Looped {
     steps: EventLoop<World>,
@@ -43,12 +50,7 @@ impl Looped {
     /// Returns the world of a daemon: two switches, a subnet manager, and a host with a VF; its first switch has a trunk for a host.
     fn daemon(socket: &Path) -> Self {
         let (mut world, host) = World::with_one_vf(memory(), &VfOptions::default()).unwrap();
-        let nodes = world.fabric().nodes().map(|(id, _)| id);
-        let free = nodes.flat_map(|node| (1..=8).map(move |port| node.port(port)));
-        let is_free = |at: &Endpoint| {
-            world.fabric().port(*at).is_some() && world.fabric().link_at(*at).is_none()
-        };
-        let free = free.filter(is_free).next().unwrap();
+        let free = free_port(world.fabric()).unwrap();
         let way = TrunkWay::Listen(TrunkAddress::Unix(socket.to_owned()));
         let trunk = config("daemon", way, TrunkPeer::Host);
         world.add_trunk(free, trunk).unwrap();
