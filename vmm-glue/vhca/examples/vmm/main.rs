@@ -6,6 +6,7 @@
 //! * `pause [--repeat N]`: a VM is paused 1,000 times, or N, while another one sends to it and nothing touches its memory.
 //! * `plug`: memory is plugged in, holds queues that send, and is plugged out under them.
 //! * `tour`: two VMs on two hosts: paths, a table and a group of the SA, datagrams, connections, a reset, and all of it again.
+//!   `--remote SOCKET --with PATH` or `--trunk ADDRESS --with PATH`: by two processes (features `remote` and `trunk`).
 //! * `siege`: how long a VM's accesses take beside a VM that floods, which is detached, and 14 drivers, one of which is killed;
 //!   and a neighbour's beside a guest that masks its vectors while each update takes 5 ms.
 //! * `bench [--json]`: doorbells, commands and an idle VF, for the table of `vhca bench embed`.
@@ -13,6 +14,7 @@
 //! Exit status 0 means that all was as it should be, 1 that a step failed, 77 that there is no KVM.
 #![expect(unsafe_code, reason = "KVM is told where the guest's memory is")]
 
+mod apart;
 mod bench;
 mod console;
 mod fabric;
@@ -129,12 +131,10 @@ impl Host {
 fn run() -> Result<ExitCode, Box<dyn Error>> {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let mode = modes::find(&arguments).ok_or(modes::USAGE)?;
     let Ok(kvm) = Kvm::new().inspect_err(|error| println!("not run: /dev/kvm: {error}")) else {
         return Ok(ExitCode::from(77));
     };
-    let (world, at) = fabric::of(&arguments)?;
-    let is_well = mode(&Host::new(kvm, world, at)?)?;
+    let is_well = modes::run(kvm, &arguments)?;
     Ok(ExitCode::from(u8::from(!is_well)))
 }
 

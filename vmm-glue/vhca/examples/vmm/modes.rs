@@ -2,8 +2,10 @@
 
 use std::error::Error;
 
+use kvm_ioctls::Kvm;
+
 use crate::vm::PLUGGED;
-use crate::{Host, bench, pause, siege, tour};
+use crate::{Host, bench, fabric, pause, siege, tour};
 
 /// Programs of the payload.
 const STEPS: u64 = 0;
@@ -17,14 +19,32 @@ pub(crate) const COMMANDS: u64 = 6;
 /// Returns `true` if all was as it should be.
 pub(crate) type Verdict = Result<bool, Box<dyn Error>>;
 
-pub(crate) const USAGE: &str = "usage: vmm steps [--repeat N] | doorbells | masks | \
-    pause [--repeat N] | plug | siege | tour | bench [--json]";
+const USAGE: &str = "usage: vmm steps [--repeat N] | doorbells | masks | \
+    pause [--repeat N] | plug | siege | bench [--json] | \
+    tour [--remote SOCKET --with PATH | --trunk ADDRESS --with PATH]";
 
 /// A mode of the command line.
 type Mode<'a> = Box<dyn Fn(&Host) -> Verdict + 'a>;
 
+/// Runs the mode that the arguments name.
+pub(crate) fn run(kvm: Kvm, arguments: &[&str]) -> Verdict {
+    #[cfg(all(feature = "remote", feature = "trunk"))]
+    match *arguments {
+        ["tour", "--remote", socket, "--with", path] => {
+            return crate::apart::tour_of_remote(&kvm, socket, path);
+        }
+        ["tour", "--trunk", address, "--with", path] => {
+            return crate::apart::tour_by_trunk(kvm, address, path);
+        }
+        _ => {}
+    }
+    let mode = find(arguments).ok_or(USAGE)?;
+    let (world, at) = fabric::of(arguments)?;
+    mode(&Host::new(kvm, world, at)?)
+}
+
 /// Returns the mode that the arguments name, if any.
-pub(crate) fn find<'a>(arguments: &[&'a str]) -> Option<Mode<'a>> {
+fn find<'a>(arguments: &[&'a str]) -> Option<Mode<'a>> {
     Some(match *arguments {
         ["steps"] => Box::new(|host| steps(host, 1)),
         ["steps", "--repeat", times] => Box::new(move |host| steps(host, times.parse()?)),

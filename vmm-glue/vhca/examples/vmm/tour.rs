@@ -5,12 +5,12 @@ use std::time::Instant;
 
 use vhca::emulated::{Gid, Inspect};
 
-use crate::console::Running;
+use crate::console::{Boot, Running};
 use crate::modes::{TOUR, Verdict};
 use crate::{Host, memory};
 
 /// Memory of a guest on the tour.
-const MEMORY: usize = 32 << 20;
+pub(crate) const MEMORY: usize = 32 << 20;
 
 /// The group that the guests join.
 const GROUP: Gid = Gid([0xff, 0x12, 0x42, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7]);
@@ -48,6 +48,30 @@ fn check_group(host: &Host, joins: u64) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// Lets guests meet as often as they do in the two rounds, and checks in each that they are members of the group.
+pub(crate) fn rounds(
+    mut meet: impl FnMut() -> Result<(), Box<dyn Error>>,
+    mut check: impl FnMut() -> Result<(), Box<dyn Error>>,
+) -> Result<(), Box<dyn Error>> {
+    for is_last in [false, true] {
+        for _ in 0..UNTIL_JOINED {
+            meet()?;
+        }
+        check()?;
+        for _ in 0..AFTERWARDS + usize::from(!is_last) {
+            meet()?;
+        }
+    }
+    Ok(())
+}
+
+/// Prints the steps of a guest with their times.
+pub(crate) fn print(boot: &Boot) {
+    for (name, time) in &boot.steps {
+        println!("{name:40} {:>9.1} ms", time.as_secs_f64() * 1000.0);
+    }
+}
+
 pub(crate) fn tour(host: &Host) -> Verdict {
     let begun = Instant::now();
     let start = |nth: usize| {
@@ -55,21 +79,11 @@ pub(crate) fn tour(host: &Host) -> Verdict {
         host.start((nth, false), memory.clone(), memory, [TOUR, nth as u64])
     };
     let guests = [start(0)?, start(1)?];
-    for is_last in [false, true] {
-        for _ in 0..UNTIL_JOINED {
-            meet(&guests)?;
-        }
-        check_group(host, 1)?;
-        for _ in 0..AFTERWARDS + usize::from(!is_last) {
-            meet(&guests)?;
-        }
-    }
+    rounds(|| meet(&guests), || check_group(host, 1))?;
     let [first, other] = guests;
     let boot = first.end()?;
     other.end()?;
-    for (name, time) in boot.steps {
-        println!("{name:40} {:>9.1} ms", time.as_secs_f64() * 1000.0);
-    }
+    print(&boot);
     println!("two rounds of the tour: {:.1?}", begun.elapsed());
     Ok(true)
 }

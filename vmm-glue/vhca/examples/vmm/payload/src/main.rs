@@ -69,7 +69,7 @@ extern "C" fn _start(mode: u64, argument: u64, khz: u64, memory: usize) -> ! {
     step("function found");
     let vf = Vf::find(khz);
     if mode == 5 {
-        tour::tour(argument == 0, vf);
+        tour::tour(argument, vf);
         cpu::end(0)
     }
     let mut guest = bring_up(vf);
