@@ -7,12 +7,12 @@ use hca_api::{AddressSpace, Hca};
 use ib_vtime::Instant;
 use vf_proxy::{Bar, Doorbell, PciDevice};
 
-use super::Provider;
 use super::calls::{BarMove, Calls, ConfigEffect, DeviceStatistics, FailureCall, Sealed};
 use super::inbox::Posted;
 use super::shared::{
     BackendFailed, Counters, Giver, Placing, Shared, State, Updating, count, lock,
 };
+use super::{Provider, SaveError};
 
 /// A device of a provider of a certain kind.
 pub(super) struct Attached<P: Provider> {
@@ -255,6 +255,11 @@ impl<P: Provider> Calls for Attached<P> {
             Some(())
         });
         self.shared.released.notify_all();
+    }
+
+    fn save(&self) -> Result<Vec<u8>, SaveError> {
+        let saved = self.shared.locked(|state, _| state.provider.save(self.at));
+        saved.unwrap_or(Err(SaveError::Unsupported))
     }
 
     fn is_paused(&self) -> bool {

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use hca_api::AddressSpace;
 use vf_proxy::{Bar, Doorbell};
 
+use super::SaveError;
+
 /// A base address register that a write to configuration space moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BarMove {
@@ -72,6 +74,10 @@ pub trait Calls: Sealed + Send + Sync {
     fn pause(&self);
     /// [`Device::resume`](super::Device::resume).
     fn resume(&self);
+    /// [`Device::save`](super::Device::save).
+    fn save(&self) -> Result<Vec<u8>, SaveError> {
+        Err(SaveError::Unsupported)
+    }
     /// [`Device::is_paused`](super::Device::is_paused).
     fn is_paused(&self) -> bool;
     /// [`Device::detach`](super::Device::detach).

@@ -142,10 +142,12 @@ impl<P: Provider> EventLoop<P> {
 
     /// Returns a handle by which the doorbells of a device get eventfds that this loop serves.
     pub fn doorbell_events(&self, at: P::At) -> DoorbellEvents<P::At> {
-        DoorbellEvents {
-            at,
-            sources: Arc::clone(&self.sources),
-        }
+        self.handle().doorbell_events(at)
+    }
+
+    /// Returns a handle to be kept when the loop has gone to its thread, for devices that are plugged later.
+    pub fn handle(&self) -> LoopHandle<P::At> {
+        LoopHandle(Arc::clone(&self.sources))
     }
 
     /// Sets the call by which the loop asks another thread for [`Backend::update_interrupts`], as [`Wake::update_due`] has it. The
@@ -323,6 +325,31 @@ impl<A: Copy + Ord> Watched<A> {
         if event.read().is_ok() {
             self.rung.entry(*at).or_default().insert(*doorbell);
         }
+    }
+}
+
+/// A handle to a loop on another thread. A clone is of the same loop.
+pub struct LoopHandle<A>(Arc<Sources<A>>);
+
+impl<A> LoopHandle<A> {
+    /// Returns a handle by which the doorbells of a device get eventfds that the loop serves.
+    pub fn doorbell_events(&self, at: A) -> DoorbellEvents<A> {
+        DoorbellEvents {
+            at,
+            sources: Arc::clone(&self.0),
+        }
+    }
+}
+
+impl<A> Clone for LoopHandle<A> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<A> fmt::Debug for LoopHandle<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LoopHandle").finish_non_exhaustive()
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use core::fmt;
 
-use kvm_bindings::kvm_msi;
+use kvm_bindings::{KVM_MSI_VALID_DEVID, kvm_msi};
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 
 use super::event::{DoorbellEvent, DoorbellEvents};
@@ -18,6 +18,8 @@ use super::{Interrupts, MsixMessage, PlacedDoorbell};
 /// A VMM whose interrupt manager owns the routes of its VM implements [`Interrupts`] on that instead.
 pub struct Msi {
     vm: Arc<VmFd>,
+    /// Identity of the function towards the interrupt controller.
+    device_id: Option<u32>,
     refused: AtomicU64,
 }
 
@@ -27,7 +29,31 @@ impl Msi {
     pub const fn new(vm: Arc<VmFd>) -> Self {
         Self {
             vm,
+            device_id: None,
             refused: AtomicU64::new(0),
+        }
+    }
+
+    /// Signals the vectors of a device in a VM whose interrupt controller looks the sender of a message up, as the ITS of aarch64 does
+    /// (`KVM_CAP_MSI_DEVID`). `device_id` is the requester ID of the function: bus, device and function, unless the VM maps it otherwise.
+    #[must_use]
+    pub const fn with_device_id(vm: Arc<VmFd>, device_id: u32) -> Self {
+        Self {
+            vm,
+            device_id: Some(device_id),
+            refused: AtomicU64::new(0),
+        }
+    }
+
+    fn message(&self, message: MsixMessage) -> kvm_msi {
+        let [a, b, c, d, high @ ..] = message.address.to_le_bytes();
+        kvm_msi {
+            address_lo: u32::from_le_bytes([a, b, c, d]),
+            address_hi: u32::from_le_bytes(high),
+            data: message.data,
+            flags: self.device_id.map_or(0, |_| KVM_MSI_VALID_DEVID),
+            devid: self.device_id.unwrap_or(0),
+            ..kvm_msi::default()
         }
     }
 
@@ -40,14 +66,7 @@ impl Msi {
 
 impl Interrupts for Msi {
     fn trigger(&self, _: u16, message: MsixMessage) {
-        let [a, b, c, d, high @ ..] = message.address.to_le_bytes();
-        let msi = kvm_msi {
-            address_lo: u32::from_le_bytes([a, b, c, d]),
-            address_hi: u32::from_le_bytes(high),
-            data: message.data,
-            ..kvm_msi::default()
-        };
-        if self.vm.signal_msi(msi).is_err() {
+        if self.vm.signal_msi(self.message(message)).is_err() {
             self.refused.fetch_add(1, Ordering::Relaxed);
         }
     }

@@ -138,6 +138,7 @@ impl Doorbells for TrappedDoorbells {
 
 /// Why a device cannot be attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum AttachError {
     /// The provider has no PCI function there.
     #[error("there is no PCI function of this name; put one there first (World::add_device)")]
@@ -148,6 +149,15 @@ pub enum AttachError {
     /// The backend has failed.
     #[error(transparent)]
     Failed(#[from] BackendFailed),
+}
+
+/// Why the state of a device cannot be saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum SaveError {
+    /// The provider of the function, or the process that serves it, cannot.
+    #[error("the state of this device cannot be saved")]
+    Unsupported,
 }
 
 /// The PCI function of a VF. A clone is the same device.
@@ -229,6 +239,15 @@ impl Device {
     /// Ends the pause: carries out what was kept, then takes the packets that waited.
     pub fn resume(&self) {
         self.0.resume();
+    }
+
+    /// Returns the state of the function, which a VF of the same kind can continue from. To be called between [`Device::pause`] and
+    /// [`Device::resume`].
+    ///
+    /// # Errors
+    /// [`SaveError::Unsupported`], as yet for each device.
+    pub fn save(&self) -> Result<Vec<u8>, SaveError> {
+        self.0.save()
     }
 
     /// Returns `true` between [`Device::pause`] and [`Device::resume`].

@@ -7,7 +7,7 @@ use hca_api::{AddressSpace, Hca};
 use ib_vtime::Instant;
 use vf_proxy::PciDevice;
 
-use super::Slice;
+use super::{SaveError, Slice};
 
 /// Drives VFs with PCI functions. Sans-I/O: it never blocks, and `now` never decreases.
 pub trait Provider: Send + 'static {
@@ -49,6 +49,14 @@ pub trait Provider: Send + 'static {
     /// time bring it anything.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+
+    /// Returns the state of a function that is held.
+    ///
+    /// # Errors
+    /// [`SaveError::Unsupported`] by default.
+    fn save(&mut self, _: Self::At) -> Result<Vec<u8>, SaveError> {
+        Err(SaveError::Unsupported)
     }
 
     /// Ends a VF, and returns the memory that it reached. `None` if there is none.

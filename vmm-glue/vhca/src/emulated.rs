@@ -46,6 +46,9 @@ use crate::world::{HostFunction, HostId, VfError, World, vf_node_guid, vf_spec};
 /// Virtual time in which a subnet of two hosts comes up.
 const SUBNET_UP: Duration = Duration::from_secs(2);
 
+/// Hosts of [`World::with_hosts`] at most: a switch has 254 ports.
+const MOST_HOSTS: u8 = 200;
+
 /// The VF of [`World::with_one_vf`].
 const FIRST: VfId = VfId::new(1).expect("VFs are numbered from 1");
 
@@ -137,6 +140,34 @@ impl World {
         let at = world.add_vf_for_vmm(host, FIRST, memory, options)?;
         world.run_for(SUBNET_UP);
         Ok((world, at))
+    }
+
+    /// Makes a world of so many hosts whose PFs have VFs, 200 at most, and a host that runs a subnet manager, at one switch; its other ports
+    /// are free. [`World::add_vf_for_vmm`] adds a VF for each VM, on any host. The subnet is up when this returns.
+    ///
+    /// # Errors
+    /// [`SetUpError`].
+    pub fn with_hosts(count: u8, options: &VfOptions) -> Result<(Self, Vec<HostId>), SetUpError> {
+        let mut topology = Topology::default();
+        let switch = topology.add_switch("switch", 254);
+        for number in 0..=count.min(MOST_HOSTS) {
+            let node = topology.add_hca(&format!("host-{number}"), 1);
+            let port = PlannedPort::Switch(switch, number + 1);
+            topology.connect(PlannedPort::Hca(node, 1), port);
+        }
+        set_guids(&mut topology, options.secret);
+        let (fabric, built) = topology.build(options.secret);
+        let mut world = Self::new(fabric, options.secret);
+        let mut nodes = built.hcas.into_iter();
+        if let Some(manager) = nodes.next() {
+            let manager = world.add_host(manager)?;
+            world.start_manager(manager.port(1), SubnetConfig::default())?;
+        }
+        let mut secrets = options.secret.of(b"the PFs ").numbers();
+        let hosts = nodes.map(|node| world.add_pf_host(node, &PfConfig::new(secrets.secret())));
+        let hosts = hosts.collect::<Result<_, _>>()?;
+        world.run_for(SUBNET_UP);
+        Ok((world, hosts))
     }
 
     /// Makes a world of one host with one VF for a guest's memory, without a switch and a subnet manager: a trunk of the returned port

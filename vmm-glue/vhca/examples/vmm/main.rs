@@ -33,7 +33,7 @@ use std::thread;
 
 use event_manager::{EventManager, SubscriberOps};
 use kvm_ioctls::Kvm;
-use vhca::device::event::{DoorbellEvents, EventLoop};
+use vhca::device::event::{EventLoop, LoopHandle};
 use vhca::device::{Backend, Doorbells, TrappedDoorbells};
 use vhca::emulated::{VfId, VfOptions};
 use vhca::kvm;
@@ -54,7 +54,7 @@ struct Host {
     backend: Backend<World>,
     /// Host of each VM.
     at: [HostId; VFS.len()],
-    events: [DoorbellEvents<HostFunction>; VFS.len()],
+    events: LoopHandle<HostFunction>,
 }
 
 const fn vf(number: u16) -> VfId {
@@ -71,13 +71,12 @@ fn memory(size: usize) -> Result<GuestMemoryAtomic<GuestMemoryMmap>, Box<dyn Err
 impl Host {
     fn new(kvm: Kvm, world: World, at: [HostId; VFS.len()]) -> Result<Self, Box<dyn Error>> {
         let event_loop = EventLoop::new(world)?;
-        let events = |nth: usize| event_loop.doorbell_events(at[nth].vf(VFS[nth]));
         let host = Self {
             kvm,
             payload: Payload::build()?,
             backend: event_loop.backend().clone(),
             at,
-            events: [events(0), events(1)],
+            events: event_loop.handle(),
         };
         let mut manager = EventManager::new()?;
         let id = manager.add_subscriber(event_loop);
@@ -104,7 +103,7 @@ impl Host {
             world.add_vf_for_vmm(self.at[nth], VFS[nth], ram, &VfOptions::default())
         })??;
         let mut vm = Vm::new(&self.kvm, memory, &self.payload, arguments)?;
-        let events = self.events[nth].clone();
+        let events = self.events.doorbell_events(at);
         let signalled = kvm::Doorbells::new(Arc::clone(&vm.fd), events, 64);
         let doorbells: Arc<dyn Doorbells> = match is_trapped {
             true => Arc::new(TrappedDoorbells),

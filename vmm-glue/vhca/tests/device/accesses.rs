@@ -1,19 +1,20 @@
 //! Accesses of a VMM's threads, and the answers.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use emulated_hca::Topology;
-use ib_wire::Guid;
+use ib_wire::{Guid, Lid};
 use vf_proxy::mlx4::PERSONALITY;
 use vhca::device::{
     AttachError, Backend, BackendFailed, BarMove, Device, Doorbells, Interrupts, MsixMessage,
-    PlacedDoorbell, TrappedDoorbells, Wake,
+    PlacedDoorbell, SaveError, TrappedDoorbells, Wake,
 };
 use vhca::emulated::VfOptions;
-use vhca::world::{HostFunction, World, vf_spec};
+use vhca::world::{HostFunction, HostId, World, vf_spec};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use crate::probe::{DOORBELL, PANIC, Probe, Seen, VF, message, world_with};
@@ -503,6 +504,27 @@ fn names_of_another_world_are_refused() {
         .unwrap();
     let not_shared = other.add_device(foreign.host, VF, Box::<Probe>::default());
     assert!(not_shared.is_err());
+}
+
+#[test]
+fn hosts_of_one_call_have_lids_of_their_own_and_take_vfs() {
+    let options = VfOptions::default();
+    let (mut world, hosts) = World::with_hosts(3, &options).unwrap();
+    let fabric = world.fabric();
+    let lid = |host: &HostId| fabric.port(world.host(*host).node().port(1)).unwrap().lid;
+    let lids: BTreeSet<Lid> = hosts.iter().map(lid).collect();
+    let first = hosts[0];
+    assert!(lids.len() == 3 && !lids.contains(&Lid::default()));
+    let memory: Arc<GuestMemoryMmap> =
+        Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1000)]).unwrap());
+    for host in hosts {
+        let at = world.add_vf_for_vmm(host, VF, Arc::clone(&memory), &options);
+        assert_eq!(at.unwrap(), host.vf(VF));
+    }
+    let vmm = Arc::new(Vmm::default());
+    let backend = Backend::new(world, vmm.clone());
+    let device = backend.attach(first.vf(VF), vmm.clone(), vmm).unwrap();
+    assert_eq!(device.save(), Err(SaveError::Unsupported));
 }
 
 #[test]
