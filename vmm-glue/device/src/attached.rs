@@ -7,12 +7,14 @@ use hca_api::{AddressSpace, Hca};
 use ib_vtime::Instant;
 use vf_proxy::{Bar, Doorbell, PciDevice};
 
-use super::calls::{BarMove, Calls, ConfigEffect, DeviceStatistics, FailureCall, Sealed};
+use super::Provider;
+use super::calls::{
+    BarMove, Calls, ConfigEffect, DeviceStatistics, FailureCall, SaveError, Sealed,
+};
 use super::inbox::Posted;
 use super::shared::{
     BackendFailed, Counters, Giver, Placing, Shared, State, Updating, count, lock,
 };
-use super::{Provider, SaveError};
 
 /// A device of a provider of a certain kind.
 pub(super) struct Attached<P: Provider> {

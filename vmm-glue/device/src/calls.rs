@@ -1,12 +1,11 @@
 //! The calls of a device, whichever way its function is reached.
 
-use core::error::Error;
+use core::error;
 use std::sync::Arc;
 
 use hca_api::AddressSpace;
+use thiserror::Error;
 use vf_proxy::{Bar, Doorbell};
-
-use super::SaveError;
 
 /// A base address register that a write to configuration space moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,8 +45,17 @@ pub struct DeviceStatistics {
     pub after_detach: u64,
 }
 
+/// Why the state of a device cannot be saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum SaveError {
+    /// The provider of the function, or the process that serves it, cannot.
+    #[error("the state of this device cannot be saved")]
+    Unsupported,
+}
+
 /// A call that a device makes once when it has failed, with the reason.
-pub type FailureCall = Box<dyn FnOnce(Arc<dyn Error + Send + Sync>) + Send>;
+pub type FailureCall = Box<dyn FnOnce(Arc<dyn error::Error + Send + Sync>) + Send>;
 
 /// The calls of a [`Device`](super::Device), which has their descriptions.
 ///

@@ -57,7 +57,7 @@ pub use shared::BackendFailed;
 pub use slice::Slice;
 
 use calls::Calls;
-pub use calls::{BarMove, ConfigEffect, DeviceStatistics};
+pub use calls::{BarMove, ConfigEffect, DeviceStatistics, SaveError};
 
 /// The first base address register in configuration space (`PCI_BASE_ADDRESS_0`).
 const FIRST_BAR: u16 = 0x10;
@@ -149,15 +149,6 @@ pub enum AttachError {
     /// The backend has failed.
     #[error(transparent)]
     Failed(#[from] BackendFailed),
-}
-
-/// Why the state of a device cannot be saved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum SaveError {
-    /// The provider of the function, or the process that serves it, cannot.
-    #[error("the state of this device cannot be saved")]
-    Unsupported,
 }
 
 /// The PCI function of a VF. A clone is the same device.

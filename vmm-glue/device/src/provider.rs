@@ -7,7 +7,8 @@ use hca_api::{AddressSpace, Hca};
 use ib_vtime::Instant;
 use vf_proxy::PciDevice;
 
-use super::{SaveError, Slice};
+use super::Slice;
+use super::calls::SaveError;
 
 /// Drives VFs with PCI functions. Sans-I/O: it never blocks, and `now` never decreases.
 pub trait Provider: Send + 'static {

@@ -97,6 +97,11 @@ fn an_interrupt_is_in_the_interrupt_controller_of_the_guest() {
     let requested = vm.vcpu.get_lapic().unwrap().regs[0x220];
     assert_eq!(requested, 1 << 1);
     assert_eq!(msi.refused(), 0);
+    // KVM ignores the sender where its interrupt controller has no use for it, or refuses the message.
+    let msi = Msi::with_device_id(Arc::clone(&vm.vm), 0x18);
+    msi.trigger(1, message(0xfee0_0000, 0x42));
+    let requested = vm.vcpu.get_lapic().unwrap().regs[0x220];
+    assert!(requested == 0b110 || msi.refused() == 1);
 }
 
 /// A device with BAR 2 at a page, and its ioeventfds.
