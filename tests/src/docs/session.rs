@@ -24,6 +24,14 @@ const PROFILE: &str = "[ -z \"$VHCA_TEST_PROFILE\" ] || for argument; do
     [ \"$argument\" = --release ] && set -- \"$@\" --profile \"$VHCA_TEST_PROFILE\" || set -- \"$@\" \"$argument\"
 done";
 
+/// Runs an example as Cargo has built it with the tests of the workspace, if it has: for a package alone, features of what that depends
+/// on are other ones, and building all of it again takes minutes.
+const EXAMPLE: &str = "previous=
+for argument; do
+    [ \"$previous\" != --example ] || [ ! -x \"$examples/$argument\" ] || exec \"$examples/$argument\"
+    previous=$argument
+done";
+
 /// Reports the status of each command that fails, and of services that ended with one.
 const PRELUDE: &str = "set -o pipefail
 shopt -s expand_aliases
@@ -73,8 +81,11 @@ impl Session {
         symlink(binary().parent().unwrap(), path.join("target/release")).unwrap();
         fs::set_permissions(path.join("run"), fs::Permissions::from_mode(0o700)).unwrap();
         // Cargo finds the workspace, and programs that it runs leave their files here.
+        let tests = std::env::current_exe().unwrap();
+        let examples = tests.ancestors().nth(2).unwrap().join("examples");
         let cargo = format!(
-            "subcommand=$1; shift; {PROFILE}\nexec '{}' \"$subcommand\" --manifest-path '{}' \"$@\"",
+            "examples='{}'\n{EXAMPLE}\nsubcommand=$1; shift; {PROFILE}\nexec '{}' \"$subcommand\" --manifest-path '{}' \"$@\"",
+            examples.display(),
             env!("CARGO"),
             root().join("Cargo.toml").display()
         );
