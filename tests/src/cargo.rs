@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-/// How the names begin of variables by which Cargo gives a running test its own package.
+/// First parts of the names of variables by which Cargo describes the package of a running test.
 const OF_A_PACKAGE: [&str; 2] = ["CARGO_PKG_", "CARGO_MANIFEST_"];
 
 /// Returns the Cargo that built the test.

@@ -126,7 +126,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     // A VMM links these wherever the adapter is: no fabric, no PF.
     ("vhca-device", &["vf-proxy", "hca-api", "ib-vtime"]),
-    // A VMM links these whose VFs are those of a service: no adapter, no server.
+    // A VMM with VFs of a service links these: no adapter, no server.
     ("vhca-remote", &["vhca-device", "vhca-vfio-user-codec"]),
     // A VMM links these with the adapter: no server, no command, no exercise.
     (

@@ -349,7 +349,7 @@ impl Session {
         out.len() > before
     }
 
-    /// Has a credit record leave, if it is worth one.
+    /// Queues a credit record, if it is worth one.
     fn announce_room(&mut self) {
         if self.phase == Phase::Open
             && let Some(credit) = self.room.announce()

@@ -63,7 +63,7 @@ impl<P: Provider> Attached<P> {
             .place_doorbells_of(self.at, &self.placing, Giver::Caller);
     }
 
-    /// Calls something that may move the base address registers, behind all writes before it, and returns those that it moved.
+    /// Calls something that may move the base address registers, behind all writes before it, and returns the ones that it moved.
     fn reconfigure(
         &self,
         begin: impl FnOnce(&mut State<P>) -> Option<()>,

@@ -76,7 +76,7 @@ fn refusal(error: LinkError) -> AttachError {
     }
 }
 
-/// Has the service map the regions of a guest's memory.
+/// Asks the service to map the regions of a guest's memory.
 fn map(link: &mut Link, memory: &impl GuestMemoryBackend) -> Result<(), AttachError> {
     for region in memory.iter() {
         let (address, size) = (region.start_addr().raw_value(), region.len());

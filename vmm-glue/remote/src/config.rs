@@ -55,7 +55,7 @@ pub(crate) struct Layout {
     express: Option<usize>,
 }
 
-/// What configuration space says.
+/// Layout of a function by its configuration space.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Config {
     /// The function takes accesses behind its base address registers.

@@ -86,7 +86,7 @@ impl Link {
             .map_err(|error| LinkError::of(command.command(), error))
     }
 
-    /// Has the service signal interrupts of a type by eventfds, from the first on.
+    /// Asks the service to signal interrupts of a type by eventfds, from the first on.
     pub(crate) fn signal_by(&mut self, index: u32, events: &[OwnedFd]) -> Result<(), LinkError> {
         let mut start = 0;
         for part in events.chunks(self.limits.max_fds) {
@@ -100,7 +100,7 @@ impl Link {
         Ok(())
     }
 
-    /// Has the service signal no interrupt of a type.
+    /// Asks the service to signal no interrupt of a type.
     pub(crate) fn signal_none(&mut self, index: u32) -> Result<(), LinkError> {
         let end = SetIrqs {
             data: IrqData::None,

@@ -238,7 +238,7 @@ impl Rig {
         self.told.recv_timeout(LONG).unwrap()
     }
 
-    /// Has vector 1 signalled by [`MESSAGE`].
+    /// Sets vector 1 to be signalled by [`MESSAGE`].
     fn set_up_interrupts(&self) {
         let _ = self.device.config_write(4, &[6, 0]);
         let _ = self.device.config_write(0x9e, &[1, 0x80]);

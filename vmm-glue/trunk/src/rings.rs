@@ -192,7 +192,7 @@ impl Rings {
         Ok(())
     }
 
-    /// Gives chunks that wait to the session. Returns `false` if the connection has ended.
+    /// Passes chunks that wait on to the session. Returns `false` if the connection has ended.
     pub(crate) fn receive(&mut self, now: Instant, session: &mut Session) -> bool {
         let received = self.note_events().map_err(RingsError::from);
         let received = received.and_then(|()| self.receive_chunks(now, session));

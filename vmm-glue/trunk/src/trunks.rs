@@ -99,7 +99,7 @@ impl Trunks {
         Ok(TrunkId(number))
     }
 
-    /// Has further connections take further ports of the node that have no link by then, each as a trunk of its own. It does so for
+    /// Sets that further connections take further ports of the node that have no link by then, each as a trunk of its own. It does so for
     /// trunks that listen at a `vhost:` address.
     pub fn share(&mut self, id: TrunkId) {
         self.shared.entry(id.place()).or_default();
@@ -206,7 +206,7 @@ impl Trunks {
         }
     }
 
-    /// Has the door set up connections that have arrived, if a descriptor is of a listener at a `vhost:` address. Returns `true` if it is.
+    /// Orders of the door to set up connections that have arrived, if a descriptor is of a listener at a `vhost:` address. Returns `true` if it is.
     fn take_front_ends(&mut self, fd: RawFd) -> bool {
         let mut trunks = (0..).zip(&self.trunks);
         let found = trunks.find_map(|(number, trunk)| {

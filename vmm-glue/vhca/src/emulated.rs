@@ -111,7 +111,7 @@ impl From<PfError> for SetUpError {
 /// Sets GUIDs that follow from a world's secret, so that fabrics of several processes that trunks join have none twice.
 fn set_guids(topology: &mut Topology, secret: Secret) {
     let of_world = secret.of(b"GUIDs   ").seed() >> 24;
-    // 0x06 is a locally administered EUI-64, as those of sites are. The topologies here have far fewer nodes than there are numbers.
+    // 0x06 is a locally administered EUI-64, as GUIDs of sites are. The topologies here have far fewer nodes than there are numbers.
     let guid = |number| Guid::new(0x06 << 56 | of_world << 16 | u64::from(number));
     let _ = topology.move_to_site(guid);
 }

@@ -27,7 +27,7 @@ struct Numbers {
     minor: U16,
 }
 
-/// What an end can do. All else that it says is for versions to come.
+/// Abilities of an end. All else that it says is for versions to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Capabilities {

@@ -48,7 +48,7 @@ fn check_group(host: &Host, joins: u64) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Lets guests meet as often as they do in the two rounds, and checks in each that they are members of the group.
+/// Makes guests meet as often as they do in the two rounds, and checks in each that they are members of the group.
 pub(crate) fn rounds(
     mut meet: impl FnMut() -> Result<(), Box<dyn Error>>,
     mut check: impl FnMut() -> Result<(), Box<dyn Error>>,

@@ -26,7 +26,7 @@ impl World {
         trunks.add(&mut self.adapters.fabric, near, config)
     }
 
-    /// Takes trunks, to which [`World::add_trunk`] adds: those of a process that is confined have a door of their own.
+    /// Takes trunks, to which [`World::add_trunk`] adds. A process that is confined makes them with a door in another process.
     pub fn set_trunks(&mut self, trunks: Trunks) {
         self.trunks = Some(trunks);
     }
