@@ -10,7 +10,7 @@ impl World {
     /// [`World::trunks_mut`] says when.
     ///
     /// Packets cross in the time of the wall clock, so nothing of a world with trunks can be repeated. An
-    /// [`EventLoop`](crate::device::EventLoop) that is made after the first trunk watches the connections of all.
+    /// [`EventLoop`](crate::device::event::EventLoop) that is made after the first trunk watches the connections of all.
     ///
     /// # Errors
     /// [`TrunkError`].
