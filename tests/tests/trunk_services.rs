@@ -98,9 +98,12 @@ fn nodes(lab: &Lab, from: &str) -> BTreeSet<String> {
 
 /// Runs a program at a VF of one site as the server, and at one of another site as its client.
 fn run_between(server: &Lab, client: &Lab, program: &[&str]) {
-    let mut serving = server.on(Shim::Vhca, "H1-1/1", program);
+    // Other tests run such programs at the same time.
+    let port = free_port().to_string();
+    let program = [program, &["-p", &port]].concat();
+    let mut serving = server.on(Shim::Vhca, "H1-1/1", &program);
     let mut serving = serving.stdout(Stdio::null()).spawn().unwrap();
-    let asking = [program, &["127.0.0.1"]].concat();
+    let asking = [&program[..], &["127.0.0.1"]].concat();
     let succeeds = || {
         let mut asking = client.on(Shim::Vhca, "H2-1/1", &asking);
         asking.output().unwrap().status.success().then_some(())
