@@ -51,8 +51,8 @@ struct Link {
     group: McMemberRecord,
 }
 
-/// A node of IP over InfiniBand on a port of an HCA: it joins the broadcast group of the port's first partition as soon as the port
-/// has an SA, and claims its address there. See the [crate's documentation](crate).
+/// A node of IP over InfiniBand on a port of an HCA: it joins the broadcast group of the port's first partition as soon as the
+/// subnet manager has given the port an SA, and claims an address for its queue pair in that group.
 ///
 /// As Linux' IPoIB it does not make the group: where the partition has none, the SA refuses, and the node asks again every 16 s.
 #[derive(Debug)]

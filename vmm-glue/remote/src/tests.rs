@@ -44,8 +44,8 @@ const MESSAGE: MsixMessage = MsixMessage {
     data: 0x41,
 };
 
-/// A service with a function of two registers and two vectors. What is written behind its registers is noted, and the byte 0xee
-/// raises vector 1.
+/// A service with a function of two registers and two vectors. It notes the bytes that a VMM writes behind its registers, and raises
+/// vector 1 for the byte 0xee.
 struct Service {
     socket: Socket,
     space: [u8; 256],
@@ -174,23 +174,23 @@ fn place(access: &RegionAccess) -> usize {
     usize::try_from(access.offset.get()).unwrap()
 }
 
-/// Calls to a VMM, in order.
+/// A call that a device makes of its VMM.
 #[derive(Debug, PartialEq, Eq)]
-enum Told {
+enum Call {
     Update(Vec<(u16, Option<MsixMessage>)>),
     Trigger(u16, MsixMessage),
 }
 
 struct Vmm {
-    told: Mutex<Sender<Told>>,
+    calls: Mutex<Sender<Call>>,
     /// The VMM's own eventfd of vector 1.
     own: Option<OwnedFd>,
 }
 
 impl Interrupts for Vmm {
     fn update(&self, changes: &[(u16, Option<MsixMessage>)]) {
-        let told = Told::Update(changes.to_vec());
-        self.told.lock().unwrap().send(told).unwrap();
+        let call = Call::Update(changes.to_vec());
+        self.calls.lock().unwrap().send(call).unwrap();
     }
 
     fn notifier(&self, vector: u16) -> Option<OwnedFd> {
@@ -199,14 +199,14 @@ impl Interrupts for Vmm {
     }
 
     fn trigger(&self, vector: u16, message: MsixMessage) {
-        let told = Told::Trigger(vector, message);
-        self.told.lock().unwrap().send(told).unwrap();
+        let call = Call::Trigger(vector, message);
+        self.calls.lock().unwrap().send(call).unwrap();
     }
 }
 
 struct Rig {
     device: Device,
-    told: Receiver<Told>,
+    calls: Receiver<Call>,
     service: JoinHandle<Vec<u8>>,
 }
 
@@ -222,20 +222,20 @@ impl Rig {
     fn new(answers: usize, timeout: Duration, own: Option<OwnedFd>) -> Self {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let service = thread::spawn(move || Service::new(theirs, answers).run());
-        let (sender, told) = channel();
-        let told_to = Mutex::new(sender);
-        let vmm = Arc::new(Vmm { told: told_to, own });
+        let (sender, calls) = channel();
+        let sender = Mutex::new(sender);
+        let vmm = Arc::new(Vmm { calls: sender, own });
         let socket = Socket::new(ours).unwrap();
         let device = attach_over(socket, timeout, memory(), vmm).unwrap();
         Self {
             device,
-            told,
+            calls,
             service,
         }
     }
 
-    fn told(&self) -> Told {
-        self.told.recv_timeout(LONG).unwrap()
+    fn next_call(&self) -> Call {
+        self.calls.recv_timeout(LONG).unwrap()
     }
 
     /// Sets vector 1 to be signalled by [`MESSAGE`].
@@ -248,7 +248,7 @@ impl Rig {
             &[0; 4],
         ];
         self.device.bar_write(TABLE, 16, &entry.concat());
-        assert_eq!(self.told(), Told::Update(vec![(1, Some(MESSAGE))]));
+        assert_eq!(self.next_call(), Call::Update(vec![(1, Some(MESSAGE))]));
     }
 }
 
@@ -310,16 +310,16 @@ fn a_vector_is_signalled_by_the_message_of_its_entry() {
     let rig = Rig::new(1000, LONG, None);
     rig.set_up_interrupts();
     rig.device.bar_write(REGISTERS, 0, &[0xee]);
-    assert_eq!(rig.told(), Told::Trigger(1, MESSAGE));
+    assert_eq!(rig.next_call(), Call::Trigger(1, MESSAGE));
     rig.device.bar_write(TABLE, 28, &[1]);
-    assert_eq!(rig.told(), Told::Update(vec![(1, None)]));
+    assert_eq!(rig.next_call(), Call::Update(vec![(1, None)]));
     // A service would hold it back; it is on its way.
     rig.device.bar_write(REGISTERS, 0, &[0xee]);
     rig.device.bar_write(TABLE, 28, &[0]);
-    assert_eq!(rig.told(), Told::Update(vec![(1, Some(MESSAGE))]));
-    assert_eq!(rig.told(), Told::Trigger(1, MESSAGE));
+    assert_eq!(rig.next_call(), Call::Update(vec![(1, Some(MESSAGE))]));
+    assert_eq!(rig.next_call(), Call::Trigger(1, MESSAGE));
     let _ = rig.device.reset();
-    assert_eq!(rig.told(), Told::Update(vec![(1, None)]));
+    assert_eq!(rig.next_call(), Call::Update(vec![(1, None)]));
     assert_eq!(rig.device.statistics().interrupts, 2);
 }
 
@@ -334,7 +334,7 @@ fn a_vmm_with_an_eventfd_for_a_vector_has_the_service_signal_it() {
     assert_eq!(ready, Ok(1));
     assert!(drain(&own));
     let _ = rig.device.detach();
-    assert!(rig.told.try_recv().is_err(), "the thread signals none");
+    assert!(rig.calls.try_recv().is_err(), "the thread signals none");
 }
 
 #[test]
@@ -364,9 +364,9 @@ fn a_service_that_ends_is_noticed_without_a_call() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let handle = theirs.try_clone().unwrap();
     let service = thread::spawn(move || Service::new(theirs, 1000).run());
-    let (sender, _told) = channel();
+    let (sender, _calls) = channel();
     let vmm = Arc::new(Vmm {
-        told: Mutex::new(sender),
+        calls: Mutex::new(sender),
         own: None,
     });
     let socket = Socket::new(ours).unwrap();
@@ -391,9 +391,9 @@ fn memory_in_no_file_is_named() {
     let ranges = [(GuestAddress(0x1_0000), MEMORY)];
     let memory: Arc<GuestMemoryMmap> = Arc::new(GuestMemoryMmap::from_ranges(&ranges).unwrap());
     memory.write_obj(1_u8, GuestAddress(0x1_0000)).unwrap();
-    let (sender, _told) = channel();
+    let (sender, _calls) = channel();
     let vmm = Arc::new(Vmm {
-        told: Mutex::new(sender),
+        calls: Mutex::new(sender),
         own: None,
     });
     let attached = attach_over(Socket::new(ours).unwrap(), LONG, memory, vmm);
@@ -440,8 +440,8 @@ proptest! {
             answers.insert(0, vec![0; 4]);
         }
         let service = thread::spawn(move || babble(theirs, answers, is_reply));
-        let (sender, _told) = channel();
-        let vmm = Arc::new(Vmm { told: Mutex::new(sender), own: None });
+        let (sender, _calls) = channel();
+        let vmm = Arc::new(Vmm { calls: Mutex::new(sender), own: None });
         let attached = attach_over(Socket::new(ours).unwrap(), BRIEF, memory(), vmm);
         prop_assert!(attached.is_err());
         service.join().unwrap();

@@ -1,6 +1,6 @@
 //! All trunks of a fabric.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
@@ -51,7 +51,9 @@ pub struct Trunks {
     door: Option<Door>,
     open_door: fn() -> io::Result<Door>,
     signals: Option<Signals>,
-    events: VecDeque<TrunkEvent>,
+    /// Trunks whose other end is another one than at the last event: an owner that takes none has one of each trunk, however often it flaps.
+    changed: BTreeSet<TrunkId>,
+    door_ended: Option<io::Error>,
 }
 
 impl Trunks {
@@ -67,7 +69,8 @@ impl Trunks {
             door: None,
             open_door,
             signals: None,
-            events: VecDeque::new(),
+            changed: BTreeSet::new(),
+            door_ended: None,
         })
     }
 
@@ -139,7 +142,7 @@ impl Trunks {
         for (number, trunk) in (0..).zip(&mut self.trunks) {
             any |= trunk.drive(now, fabric, &self.descriptors);
             if trunk.has_changed() {
-                self.events.push_back(TrunkEvent::Changed(TrunkId(number)));
+                self.changed.insert(TrunkId(number));
             }
         }
         any
@@ -148,7 +151,8 @@ impl Trunks {
     /// Returns the next news.
     #[must_use]
     pub fn poll_event(&mut self) -> Option<TrunkEvent> {
-        self.events.pop_front()
+        let changed = self.changed.pop_first().map(TrunkEvent::Changed);
+        changed.or_else(|| self.door_ended.take().map(TrunkEvent::DoorEnded))
     }
 
     /// Returns the time at which to poll at the latest.
@@ -179,7 +183,7 @@ impl Trunks {
                 Ok(None) => return,
                 Err(error) => {
                     self.door = None;
-                    self.events.push_back(TrunkEvent::DoorEnded(error.into()));
+                    self.door_ended = Some(error.into());
                     return;
                 }
             };
