@@ -9,12 +9,15 @@ use emulated_hca::hca::Device;
 use hca_api::{FunctionId, FunctionManager, FunctionSpec, Hca, ResourceCounts};
 use ib_vtime::Instant;
 use ib_wire::Guid;
+use rustix::event::{EventfdFlags, eventfd};
 use vf_proxy::PciFunction;
 use vf_proxy::mlx4::{Mlx4Config, Mlx4Function};
 use vhca::Slice;
 use vhca_receiver::PassedFd;
 use vhca_vfio_user::codec::{ANNOUNCED_FDS, Assembler, HeaderFlags, MAX_MESSAGE};
-use vhca_vfio_user::{GuestMemory, Lent, Session, Signaller, Signals};
+use vhca_vfio_user::{
+    DoorbellChange, GuestMemory, Lent, MAX_DOORBELLS, Session, Signaller, Signals,
+};
 
 use super::hostile::Input;
 
@@ -64,7 +67,8 @@ pub(super) fn vfio_user(data: &[u8]) {
     let mut hca = device.function(VF).expect("the VF");
     function.config_write(Instant::ZERO, &mut hca, 0x04, &[6, 0]);
     let vectors = function.interrupt_vectors();
-    let mut session = Session::new(memory.clone(), vectors, SIGNALLER.clone());
+    let mut session = Session::new(memory.clone(), vectors, SIGNALLER.clone())
+        .with_doorbells(Box::new(|| eventfd(0, EventfdFlags::NONBLOCK)));
     let mut assembler = Assembler::new(ANNOUNCED_FDS);
     let mut left = DESCRIPTORS;
     while input.has_operation() {
@@ -95,16 +99,23 @@ pub(super) fn vfio_user(data: &[u8]) {
         if let Some(reply) = &handled.reply {
             assert!(!header.flags().contains(HeaderFlags::NO_REPLY));
             assert_eq!(
-                reply[..4],
+                reply.bytes[..4],
                 [header.id.to_bytes(), header.command.to_bytes()].concat()
             );
-            let size: [u8; 4] = reply[4..8].try_into().expect("four bytes");
-            assert_eq!(u32::from_le_bytes(size) as usize, reply.len());
-            assert!(reply.len() <= MAX_MESSAGE);
+            let size: [u8; 4] = reply.bytes[4..8].try_into().expect("four bytes");
+            assert_eq!(u32::from_le_bytes(size) as usize, reply.bytes.len());
+            assert!(reply.bytes.len() <= MAX_MESSAGE && reply.doorbells.len() <= MAX_DOORBELLS);
+            assert!(reply.doorbells.iter().all(|at| session.event(at).is_some()));
         }
         if handled.end.is_some() {
             return;
         }
+        while let Some(change) = session.poll_doorbell_change() {
+            if let DoorbellChange::Added(doorbell) = change {
+                session.note_rung(doorbell);
+            }
+        }
+        session.ring(&mut lent);
         while function.poll(Instant::ZERO, &mut hca) {}
         while function.poll_event().is_some() {}
         while hca.poll_event().is_some() {}

@@ -9,9 +9,10 @@ use core::fmt;
 
 use kvm_bindings::{KVM_MSI_VALID_DEVID, kvm_msi};
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::event::{DoorbellEvent, DoorbellEvents};
-use super::{Interrupts, MsixMessage, PlacedDoorbell};
+use super::{Interrupts, MsixMessage, PlacedDoorbell, SignalledDoorbell};
 
 /// Interrupts by `KVM_SIGNAL_MSI`: no routes, descriptors or limits. The VM needs KVM's own interrupt controllers.
 ///
@@ -204,6 +205,92 @@ impl<A: Copy + Ord + Send + Sync> Drop for Doorbells<A> {
 impl<A: Copy + Ord + Send + Sync> fmt::Debug for Doorbells<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Doorbells")
+            .field("registered", &self.registered())
+            .field("refused", &self.refused)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Doorbells of a device that another process serves, by ioeventfds of any length without a data match. That process limits their
+/// number, and rings a doorbell without a thread of the VMM.
+pub struct SignalledDoorbells {
+    vm: Arc<VmFd>,
+    registered: Mutex<BTreeMap<PlacedDoorbell, Arc<EventFd>>>,
+    refused: AtomicU64,
+}
+
+impl SignalledDoorbells {
+    /// Registers the doorbells of a device in a VM. Those that KVM refuses stay trapped.
+    #[must_use]
+    pub const fn new(vm: Arc<VmFd>) -> Self {
+        Self {
+            vm,
+            registered: Mutex::new(BTreeMap::new()),
+            refused: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns how many ioeventfds there are.
+    #[must_use]
+    pub fn registered(&self) -> usize {
+        let registered = self.registered.lock();
+        registered.unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Returns how often KVM refused an ioeventfd.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+}
+
+impl super::Doorbells for SignalledDoorbells {
+    fn set(&self, _: &[PlacedDoorbell]) {}
+
+    fn set_signalled(&self, doorbells: &[SignalledDoorbell]) {
+        let registered = self.registered.lock();
+        let mut registered = registered.unwrap_or_else(PoisonError::into_inner);
+        let wanted: BTreeMap<_, _> = doorbells
+            .iter()
+            .map(|doorbell| (doorbell.placed, &doorbell.event))
+            .collect();
+        registered.retain(|placed, event| {
+            let stays = wanted
+                .get(placed)
+                .is_some_and(|wanted| Arc::ptr_eq(wanted, event));
+            if !stays {
+                let address = IoEventAddress::Mmio(placed.address);
+                // It is registered, so nothing but the end of the VM can refuse this.
+                let _ = self.vm.unregister_ioevent(event, &address, NoDatamatch);
+            }
+            stays
+        });
+        for (placed, event) in wanted {
+            if registered.contains_key(&placed) {
+                continue;
+            }
+            let address = IoEventAddress::Mmio(placed.address);
+            match self.vm.register_ioevent(event, &address, NoDatamatch) {
+                Ok(()) => {
+                    registered.insert(placed, Arc::clone(event));
+                }
+                Err(_) => {
+                    self.refused.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for SignalledDoorbells {
+    fn drop(&mut self) {
+        super::Doorbells::set_signalled(self, &[]);
+    }
+}
+
+impl fmt::Debug for SignalledDoorbells {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SignalledDoorbells")
             .field("registered", &self.registered())
             .field("refused", &self.refused)
             .finish_non_exhaustive()

@@ -45,6 +45,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use thiserror::Error;
+use vmm_sys_util::eventfd::EventFd;
 
 pub use hca_api::AddressSpace;
 pub use ib_vtime::Instant;
@@ -114,6 +115,15 @@ pub struct PlacedDoorbell {
     pub doorbell: Doorbell,
 }
 
+/// A doorbell of a device that another process serves: the process rings it when the eventfd is signalled.
+#[derive(Clone, Debug)]
+pub struct SignalledDoorbell {
+    /// The doorbell with its address.
+    pub placed: PlacedDoorbell,
+    /// The eventfd. It is the same one in each call, for as long as the doorbell is there.
+    pub event: Arc<EventFd>,
+}
+
 /// Ends stores to doorbells without an exit to the VMM.
 pub trait Doorbells: Send + Sync {
     /// Takes the doorbells that there are, in place of those of the call before. The list is empty while the register
@@ -126,6 +136,10 @@ pub trait Doorbells: Send + Sync {
         self.set(doorbells);
         true
     }
+
+    /// Takes the doorbells of a device that another process serves, in place of those of the call before: it is called instead of
+    /// the others. Each may be registered with its eventfd, for stores of any length and value. By default all stay trapped.
+    fn set_signalled(&self, _: &[SignalledDoorbell]) {}
 }
 
 /// Leaves all doorbells trapped: each store comes by [`Device::bar_write`].

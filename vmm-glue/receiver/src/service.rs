@@ -229,6 +229,22 @@ impl ClientSocket {
         })
     }
 
+    /// Sends bytes with descriptors of the service, all or nothing.
+    ///
+    /// # Errors
+    /// [`Errno::AGAIN`] if there is no room, the receiver is busy with the client, or the client's wake-ups are slow; and errors of the
+    /// system.
+    pub fn pass(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+        self.note_sent()?;
+        if self.asked.is_some() || self.wakeups.are_slow() || !has_room(&self.socket)? {
+            return Err(Errno::AGAIN);
+        }
+        during(Work::WakeUp, self.as_raw_fd(), || {
+            let pass = || message::send(&self.socket, [bytes, &[]], fds, SendFlags::DONTWAIT);
+            self.wakeups.make(pass)
+        })
+    }
+
     /// Returns the descriptor that is ready when the receiver has read a message, if there is one.
     pub const fn lane(&self) -> Option<&OwnedFd> {
         self.lane.as_ref()

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use vhca_device::{Device, GuestRam, Interrupts};
-use vhca_vfio_user_codec::{ClientCommand, Command, DmaMap, DmaMapFlags};
+use vhca_device::{Device, Doorbells, GuestRam, Interrupts};
+use vhca_vfio_user_codec::{ClientCommand, Command, DmaMap, DmaMapFlags, IrqInfo};
 use vm_memory::{Address, GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
 use zerocopy::little_endian::{U32, U64};
 
 use crate::config::{Config, Layout};
 use crate::device::{Events, RemoteDevice, Shared};
+use crate::doorbells::Placing;
 use crate::error::{AttachError, LinkError};
 use crate::link::{Link, TIMEOUT};
 use crate::socket::Socket;
@@ -22,7 +23,11 @@ use crate::watcher::{Watcher, event};
 /// [`Device::detach`], or until the last clone of the device is dropped; then the service resets it.
 ///
 /// The service maps the regions that `memory` has now, so each has to be in a file that both processes share: a memfd, or a file of
-/// tmpfs or hugetlbfs, mapped with `MAP_SHARED`. Doorbells are trapped: stores of the guest come by [`Device::bar_write`].
+/// tmpfs or hugetlbfs, mapped with `MAP_SHARED`.
+///
+/// `doorbells` gets the doorbells for which the service watches eventfds, by
+/// [`set_signalled`](vhca_device::Doorbells::set_signalled): 64 of a VF at most. Stores to the others are trapped, and come by
+/// [`Device::bar_write`].
 ///
 /// # Errors
 /// [`AttachError`].
@@ -30,6 +35,7 @@ pub fn attach<M>(
     socket: impl AsRef<Path>,
     memory: M,
     interrupts: Arc<dyn Interrupts>,
+    doorbells: Arc<dyn Doorbells>,
 ) -> Result<Device, AttachError>
 where
     M: GuestAddressSpace + Send + 'static,
@@ -40,7 +46,7 @@ where
         path: socket.to_path_buf(),
         error,
     })?;
-    attach_over(connected, TIMEOUT, memory, interrupts)
+    attach_over(connected, TIMEOUT, memory, (interrupts, doorbells))
 }
 
 /// Attaches over a connected socket.
@@ -48,7 +54,7 @@ pub(crate) fn attach_over<M>(
     socket: Socket,
     timeout: Duration,
     memory: M,
-    interrupts: Arc<dyn Interrupts>,
+    (interrupts, doorbells): (Arc<dyn Interrupts>, Arc<dyn Doorbells>),
 ) -> Result<Device, AttachError>
 where
     M: GuestAddressSpace + Send + 'static,
@@ -61,8 +67,13 @@ where
     let config = layout.read(&mut link, &Config::default(), None)?;
     let socket = link.socket().watched()?;
     let memory = Box::new(GuestRam::new(memory));
-    let shared = Shared::new(layout, (link, config), interrupts, events, memory);
+    if layout.has_doorbells {
+        link.signal_by(IrqInfo::DOORBELLS, core::slice::from_ref(&events.changed))?;
+    }
+    let placing = Placing::new(doorbells);
+    let shared = Shared::new(layout, (link, config), interrupts, placing, events, memory);
     let shared = Arc::new(shared);
+    shared.place_doorbells();
     let watcher = Watcher::start(Arc::clone(&shared), socket)?;
     Ok(Device::new(Arc::new(RemoteDevice { shared, watcher })))
 }
@@ -114,5 +125,9 @@ fn events(interrupts: &dyn Interrupts, vectors: u16) -> Result<Events, AttachErr
         };
         events.push(event);
     }
-    Ok(Events { events, watched })
+    Ok(Events {
+        events,
+        watched,
+        changed: event()?,
+    })
 }

@@ -9,9 +9,6 @@ use crate::link::Link;
 /// The region of configuration space (`VFIO_PCI_CONFIG_REGION_INDEX`).
 pub(crate) const CONFIG: u32 = 7;
 
-/// The interrupt type of MSI-X (`VFIO_PCI_MSIX_IRQ_INDEX`).
-pub(crate) const MSIX: u32 = 2;
-
 /// Bytes of configuration space with the standard header and all capabilities.
 const SPACE: usize = 256;
 
@@ -49,6 +46,8 @@ const LAST_VECTOR: u16 = 0x7ff;
 pub(crate) struct Layout {
     pub(crate) bars: Vec<Bar>,
     pub(crate) vectors: u16,
+    /// The service signals that the doorbells with eventfds are others than before.
+    pub(crate) has_doorbells: bool,
     /// Base address register and offset of the MSI-X table.
     pub(crate) table: (u8, u64),
     msix: usize,
@@ -78,8 +77,8 @@ struct Address {
 impl Layout {
     /// Asks a service for the function that it serves.
     pub(crate) fn of(link: &mut Link) -> Result<Self, AttachError> {
-        let info: DeviceInfo = link.get(&ClientCommand::DeviceInfo)?;
-        if info.flags.get() & DeviceInfo::PCI == 0 || info.num_regions.get() <= CONFIG {
+        let device: DeviceInfo = link.get(&ClientCommand::DeviceInfo)?;
+        if device.flags.get() & DeviceInfo::PCI == 0 || device.num_regions.get() <= CONFIG {
             return Err(AttachError::NoVf("it is no PCI function"));
         }
         let space = read_space(link)?;
@@ -105,7 +104,14 @@ impl Layout {
         let msix = capability(&space, MSI_X).ok_or(AttachError::NoVf("it has no MSI-X"))?;
         let table = u32::from_le_bytes(bytes(&space, msix + 4));
         let vectors = (word(&space, msix + 2) & LAST_VECTOR) + 1;
-        let info: IrqInfo = link.get(&ClientCommand::IrqInfo { index: MSIX })?;
+        let info: IrqInfo = link.get(&ClientCommand::IrqInfo {
+            index: IrqInfo::MSIX,
+        })?;
+        let has_doorbells = device.num_irqs.get() > IrqInfo::DOORBELLS && {
+            let index = IrqInfo::DOORBELLS;
+            let info: IrqInfo = link.get(&ClientCommand::IrqInfo { index })?;
+            info.count.get() == 1
+        };
         if info.count.get() < u32::from(vectors) {
             return Err(AttachError::NoVf(
                 "it has fewer interrupts than MSI-X vectors",
@@ -114,6 +120,7 @@ impl Layout {
         Ok(Self {
             bars,
             vectors,
+            has_doorbells,
             // Three bits name the register, and the others are the offset.
             table: (table.to_le_bytes()[0] & 0b111, u64::from(table & !0b111)),
             msix,
@@ -234,6 +241,7 @@ mod tests {
                 prefetchable: true,
             }],
             vectors: 4,
+            has_doorbells: false,
             table: (4, 0),
             msix: 0x9c,
             express: Some(0x60),

@@ -8,9 +8,10 @@ use vhca_device::calls::{Calls, FailureCall, Sealed};
 use vhca_device::{
     AddressSpace, Bar, BarMove, ConfigEffect, DeviceStatistics, Doorbell, Interrupts,
 };
-use vhca_vfio_user_codec::ClientCommand;
+use vhca_vfio_user_codec::{ClientCommand, IrqInfo};
 
-use crate::config::{CONFIG, Config, Layout, MSIX};
+use crate::config::{CONFIG, Config, Layout};
+use crate::doorbells::{self, Found, Placing};
 use crate::error::LinkError;
 use crate::link::Link;
 use crate::messages::Messages;
@@ -20,8 +21,9 @@ use crate::watcher::{Watched, Watcher, drain};
 ///
 /// # Orders
 ///
-/// Of the locks that a thread holds at once, `connection` comes first, then `messages` or `failure`. The VMM's [`Interrupts`] are called with
-/// `messages`, so the calls of one device come one after the other. Calls on failure are made without any.
+/// Of the locks that a thread holds at once, that of `placing` comes first, then `connection`, then `messages` or `failure`. The VMM's
+/// [`Interrupts`] are called with `messages`, and its [`Doorbells`](vhca_device::Doorbells) with that of `placing`, so the calls of one
+/// device come one after the other. Calls on failure are made without any.
 pub(crate) struct Shared {
     layout: Layout,
     interrupts: Arc<dyn Interrupts>,
@@ -31,6 +33,9 @@ pub(crate) struct Shared {
     events: Vec<OwnedFd>,
     /// The eventfds that the watcher reads, by their vectors.
     signals: Vec<(u16, OwnedFd)>,
+    placing: Placing,
+    /// The eventfd by which the service signals that the doorbells are others.
+    changed: OwnedFd,
     failure: Mutex<Failure>,
     memory: Mutex<Option<Box<dyn AddressSpace>>>,
     counters: Counters,
@@ -42,6 +47,8 @@ pub(crate) struct Events {
     pub(crate) events: Vec<OwnedFd>,
     /// The ones that the watcher reads, by their vectors.
     pub(crate) watched: Vec<(u16, OwnedFd)>,
+    /// The one for changes of doorbells.
+    pub(crate) changed: OwnedFd,
 }
 
 /// The connection to the service, and configuration space as it replied last.
@@ -74,6 +81,7 @@ impl FailureCalls {
 #[derive(Default)]
 struct Counters {
     writes: AtomicU64,
+    rings: AtomicU64,
     interrupts: AtomicU64,
     after_detach: AtomicU64,
 }
@@ -83,7 +91,7 @@ fn count(counter: &AtomicU64) {
 }
 
 /// A panic of the VMM's in one of its calls leaves everything here as it is between two calls.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -92,7 +100,12 @@ impl Shared {
         layout: Layout,
         (link, config): (Link, Config),
         interrupts: Arc<dyn Interrupts>,
-        Events { events, watched }: Events,
+        placing: Placing,
+        Events {
+            events,
+            watched,
+            changed,
+        }: Events,
         memory: Box<dyn AddressSpace>,
     ) -> Self {
         let link = Some(link);
@@ -103,6 +116,8 @@ impl Shared {
             connection: Mutex::new(Connection { link, config }),
             events,
             signals: watched,
+            placing,
+            changed,
             failure: Mutex::default(),
             memory: Mutex::new(Some(memory)),
             counters: Counters::default(),
@@ -114,26 +129,34 @@ impl Shared {
         &self,
         call: impl FnOnce(&mut Link, &mut Config) -> Result<T, LinkError>,
     ) -> Option<T> {
+        let called = self.try_link(call);
+        if !matches!(called, Ok(Some(_))) {
+            count(&self.counters.after_detach);
+        }
+        called.unwrap_or_else(|calls| {
+            calls.make();
+            None
+        })
+    }
+
+    /// Calls something with the connection as [`Self::with_link`] does, and leaves the calls on failure to the caller.
+    fn try_link<T>(
+        &self,
+        call: impl FnOnce(&mut Link, &mut Config) -> Result<T, LinkError>,
+    ) -> Result<Option<T>, FailureCalls> {
         let mut connection = lock(&self.connection);
         let Connection { link, config } = &mut *connection;
         let Some(open) = link else {
-            count(&self.counters.after_detach);
-            return None;
+            return Ok(None);
         };
-        match call(open, config) {
-            Ok(value) => Some(value),
-            Err(error) => {
-                count(&self.counters.after_detach);
-                // Noted before the watcher sees the end of the socket, which is no reason of its own.
-                let calls = self.note_failure(error);
-                if let Some(link) = link.take() {
-                    link.socket().shut();
-                }
-                drop(connection);
-                calls.make();
-                None
+        call(open, config).map(Some).map_err(|error| {
+            // Noted before the watcher sees the end of the socket, which is no reason of its own.
+            let calls = self.note_failure(error);
+            if let Some(link) = link.take() {
+                link.socket().shut();
             }
-        }
+            calls
+        })
     }
 
     /// Notes the reason of a failure, unless there was one before. The calls that wait for it are to be made without any lock.
@@ -171,8 +194,8 @@ impl Shared {
     ) -> Result<ConfigEffect, LinkError> {
         let now = self.layout.read(link, config, written)?;
         match (config.is_enabled, now.is_enabled) {
-            (false, true) => link.signal_by(MSIX, &self.events)?,
-            (true, false) => link.signal_none(MSIX)?,
+            (false, true) => link.signal_by(IrqInfo::MSIX, &self.events)?,
+            (true, false) => link.signal_none(IrqInfo::MSIX)?,
             _ => {}
         }
         let is_reset = written.is_none_or(|(offset, written)| self.layout.resets(offset, written));
@@ -199,6 +222,31 @@ impl Shared {
             }
         }
         Ok(effect)
+    }
+
+    /// Asks for the doorbells, and passes them on to the VMM.
+    pub(crate) fn place_doorbells(&self) {
+        if !self.layout.has_doorbells {
+            return;
+        }
+        let ask = |link: &mut Link, config: &mut Config| {
+            let bars = self.layout.bars.iter().map(|bar| bar.index);
+            let placed = bars.zip(config.addresses());
+            Ok(Found {
+                addresses: placed
+                    .filter_map(|(bar, address)| Some((bar, address?)))
+                    .collect(),
+                doorbells: doorbells::ask(link, &self.layout.bars)?,
+            })
+        };
+        let mut failed = None;
+        self.placing.place(|| {
+            let asked = self.try_link(ask);
+            asked.map_err(|calls| failed = Some(calls)).ok().flatten()
+        });
+        if let Some(calls) = failed {
+            calls.make();
+        }
     }
 
     fn has(&self, bar: u8) -> bool {
@@ -229,6 +277,15 @@ impl Watched for Shared {
             count(&self.counters.interrupts);
             self.interrupts.trigger(vector, message);
         }
+    }
+
+    fn changed(&self) -> &OwnedFd {
+        &self.changed
+    }
+
+    fn handle_changed(&self) {
+        drain(&self.changed);
+        self.place_doorbells();
     }
 
     fn end(&self, error: LinkError) {
@@ -272,7 +329,11 @@ impl Calls for RemoteDevice {
             link.write(CONFIG, offset.into(), bytes)?;
             shared.follow(link, config, Some((offset, bytes)))
         });
-        effect.unwrap_or_default()
+        let effect = effect.unwrap_or_default();
+        if !effect.moved.is_empty() {
+            shared.place_doorbells();
+        }
+        effect
     }
 
     fn bar_read(&self, bar: u8, offset: u64, out: &mut [u8]) {
@@ -305,8 +366,11 @@ impl Calls for RemoteDevice {
         });
     }
 
-    /// Does nothing: no doorbell of the device is rung by an event of the VMM's.
-    fn ring(&self, _: Doorbell) {}
+    fn ring(&self, doorbell: Doorbell) {
+        if self.shared.placing.ring(&doorbell) {
+            count(&self.shared.counters.rings);
+        }
+    }
 
     fn reset(&self) -> ConfigEffect {
         let shared = &self.shared;
@@ -314,6 +378,7 @@ impl Calls for RemoteDevice {
             link.carry_out(&ClientCommand::Reset, &[])?;
             shared.follow(link, config, None)
         });
+        shared.place_doorbells();
         effect.unwrap_or_default()
     }
 
@@ -337,6 +402,8 @@ impl Calls for RemoteDevice {
             count(&shared.counters.after_detach);
         }
         self.watcher.stop();
+        // Without a connection there are none, so the VMM gives the eventfds up.
+        shared.placing.place(|| None);
         // An interrupt may be under way in another thread.
         drop(lock(&shared.messages));
         lock(&shared.memory).take()
@@ -357,11 +424,13 @@ impl Calls for RemoteDevice {
     fn statistics(&self) -> DeviceStatistics {
         let Counters {
             writes,
+            rings,
             interrupts,
             after_detach,
         } = &self.shared.counters;
         let mut statistics = DeviceStatistics::default();
         statistics.writes = writes.load(Ordering::Relaxed);
+        statistics.rings = rings.load(Ordering::Relaxed);
         statistics.interrupts = interrupts.load(Ordering::Relaxed);
         statistics.after_detach = after_detach.load(Ordering::Relaxed);
         statistics

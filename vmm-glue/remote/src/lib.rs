@@ -8,6 +8,7 @@
 //! | --- | --- |
 //! | reads, writes to configuration space, `reset` | a message, and waits for its reply |
 //! | writes behind base address registers | a message without a reply: it waits only while the socket is full |
+//! | `ring`, and stores of the guest to doorbells that the VMM registered with their eventfds | nothing: the service watches the eventfds |
 //! | `bars`, `vectors`, `statistics` | nothing |
 //! | `pause`, `resume` | nothing: the service cannot hold a VF, and `is_paused` stays `false` |
 //!
@@ -15,14 +16,14 @@
 //! [`TIMEOUT`], closes the connection or replies with nonsense has failed: the device calls what `Device::on_failure` was given,
 //! reads return ones, and writes do nothing. [`attach`] makes a new device, once the service is there again.
 //!
-//! Each device has a thread of its own, which signals its interrupts and notices that the service is gone. It ends when the device
+//! Each device has a thread of its own, which signals its interrupts, asks for doorbells when the guest has others, and notices that
+//! the service is gone. It ends when the device
 //! is detached or dropped.
-
-#![forbid(unsafe_code)]
 
 mod attach;
 mod config;
 mod device;
+mod doorbells;
 mod error;
 mod link;
 mod messages;

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use vhca_vfio_user_codec::{
-    Access, ClientCommand, HeaderFlags, IrqData, Message, ServerLimits, SetIrqs, error_reply,
-    parse_done, parse_registers, parse_reply, parse_version, signal_by_eventfds,
+    Access, ClientCommand, HeaderFlags, IoEventFd, IrqData, Message, ServerLimits, SetIrqs,
+    error_reply, parse_done, parse_io_fds, parse_registers, parse_reply, parse_version,
+    signal_by_eventfds,
 };
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use crate::error::LinkError;
-use crate::socket::{Deadline, Socket};
+use crate::socket::{Deadline, MOST_FDS, Socket};
 
 /// Time for which a call waits for a service. A service that runs answers within milliseconds.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
@@ -84,6 +85,21 @@ impl Link {
         parsed
             .map(|(layout, _)| layout)
             .map_err(|error| LinkError::of(command.command(), error))
+    }
+
+    /// Asks for the parts of a region that have an eventfd, with that. Parts that share one are left out but for the first.
+    pub(crate) fn io_fds(&mut self, index: u32) -> Result<Vec<(IoEventFd, OwnedFd)>, LinkError> {
+        let most = u32::try_from(MOST_FDS).unwrap_or(u32::MAX);
+        let command = ClientCommand::RegionIoFds { index, most };
+        let reply = self.ask(&command, &[])?;
+        let parts = parse_io_fds(&reply);
+        let parts = parts.map_err(|error| LinkError::of(command.command(), error))?;
+        let mut fds: Vec<_> = reply.fds.into_iter().map(Some).collect();
+        let parts = parts.into_iter().filter_map(|(part, index)| {
+            let fd = fds.get_mut(index).and_then(Option::take)?;
+            Some((part, fd))
+        });
+        Ok(parts.collect())
     }
 
     /// Asks the service to signal interrupts of a type by eventfds, from the first on.

@@ -19,7 +19,7 @@ use vhca_vfio_user_codec::{ANNOUNCED_FDS, Assembler, Message};
 use crate::error::LinkError;
 
 /// Descriptors that are taken with one message, for the doorbells of a VF.
-const MOST_FDS: usize = 64;
+pub(crate) const MOST_FDS: usize = 64;
 
 /// The socket to a service.
 #[derive(Debug)]

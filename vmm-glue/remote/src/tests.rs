@@ -1,7 +1,7 @@
 //! Devices at services that do what a test wants.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -12,10 +12,12 @@ use proptest::prelude::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::{Errno, write};
-use vhca_device::{Device, Interrupts, MsixMessage};
+use vhca_device::{
+    Device, Doorbell, Doorbells, Interrupts, MsixMessage, PlacedDoorbell, SignalledDoorbell,
+};
 use vhca_vfio_user_codec::{
-    DeviceInfo, HeaderFlags, IrqInfo, Message, RegionAccess, RegionInfo, Request, error_reply,
-    reply,
+    Command, DeviceInfo, HeaderFlags, IoEventFd, IrqInfo, Message, RegionAccess, RegionInfo,
+    RegionIoFds, Request, error_reply, reply,
 };
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
 use zerocopy::IntoBytes;
@@ -44,13 +46,17 @@ const MESSAGE: MsixMessage = MsixMessage {
     data: 0x41,
 };
 
-/// A service with a function of two registers and two vectors. It notes the bytes that a VMM writes behind its registers, and raises
-/// vector 1 for the byte 0xee.
+/// A service with a function of two registers and two vectors. It notes the bytes that a VMM writes behind its registers, raises
+/// vector 1 for the byte 0xee, and adds a doorbell for the byte 0xd0 with an offset behind it.
 struct Service {
     socket: Socket,
     space: [u8; 256],
     written: Vec<u8>,
     signals: Vec<OwnedFd>,
+    /// Doorbells behind register 2, with their eventfds.
+    doorbells: Vec<(u64, OwnedFd)>,
+    /// The eventfd by which it signals that these are others.
+    changed: Option<OwnedFd>,
     /// It answers so many commands, and then no longer.
     answers: usize,
 }
@@ -67,6 +73,8 @@ impl Service {
             space,
             written: Vec::new(),
             signals: Vec::new(),
+            doorbells: Vec::new(),
+            changed: None,
             answers,
         }
     }
@@ -77,10 +85,14 @@ impl Service {
             if self.answers == 0 {
                 continue;
             }
+            let header = message.header;
             let answer = self.answer(message);
             if let Some(bytes) = answer {
                 self.answers -= 1;
-                let sent = self.socket.send(&bytes, &[], Deadline::after(LONG));
+                let is_io_fds = header.command() == Command::DEVICE_GET_REGION_IO_FDS;
+                let events = self.doorbells.iter().map(|(_, event)| event.as_fd());
+                let fds: Vec<_> = events.filter(|_| is_io_fds && bytes.len() > 32).collect();
+                let sent = self.socket.send(&bytes, &fds, Deadline::after(LONG));
                 assert!(sent.is_ok());
             }
         }
@@ -97,6 +109,7 @@ impl Service {
                 let info = DeviceInfo {
                     flags: U32::new(DeviceInfo::PCI),
                     num_regions: U32::new(9),
+                    num_irqs: U32::new(6),
                     ..DeviceInfo::default()
                 };
                 to(&[info.as_bytes()])
@@ -109,12 +122,34 @@ impl Service {
                 };
                 to(&[info.as_bytes()])
             }
-            Request::IrqInfo { .. } => {
+            Request::IrqInfo { index } => {
                 let info = IrqInfo {
-                    count: U32::new(2),
+                    count: U32::new(if index == IrqInfo::DOORBELLS { 1 } else { 2 }),
                     ..IrqInfo::default()
                 };
                 to(&[info.as_bytes()])
+            }
+            Request::SetIrqs(set) if set.index == IrqInfo::DOORBELLS => {
+                self.changed = fds.into_iter().next();
+                to(&[])
+            }
+            Request::RegionIoFds { index, most } => {
+                assert_eq!(most, 64);
+                let parts = self
+                    .doorbells
+                    .iter()
+                    .filter(|_| index == u32::from(REGISTERS));
+                let parts = (0..).zip(parts).map(|(nth, (offset, _))| IoEventFd {
+                    offset: U64::new(*offset),
+                    fd_index: U32::new(nth),
+                    ..IoEventFd::default()
+                });
+                let parts: Vec<_> = parts.collect();
+                let head = RegionIoFds {
+                    count: U32::new(u32::try_from(parts.len()).unwrap()),
+                    ..RegionIoFds::default()
+                };
+                to(&[head.as_bytes(), parts.as_bytes()])
             }
             Request::SetIrqs(_) => {
                 self.signals = fds;
@@ -154,12 +189,26 @@ impl Service {
         }
     }
 
+    /// The driver makes a queue with a doorbell at an offset, or removes all.
+    fn change_doorbells(&mut self, offset: u8) {
+        match offset {
+            0 => self.doorbells.clear(),
+            offset => self.doorbells.push((offset.into(), event().unwrap())),
+        }
+        if let Some(changed) = &self.changed {
+            write(changed, &1_u64.to_ne_bytes()).unwrap();
+        }
+    }
+
     fn write(&mut self, access: &RegionAccess, bytes: &[u8]) {
         let at = place(access);
         match access.region.get() {
             7 => self.space[at..at + bytes.len()].copy_from_slice(bytes),
             2 => {
                 self.written.extend(bytes);
+                if let [0xd0, offset] = bytes {
+                    self.change_doorbells(*offset);
+                }
                 if bytes == [0xee] {
                     let signalled = write(&self.signals[1], &1_u64.to_ne_bytes());
                     assert_eq!(signalled, Ok(8));
@@ -181,8 +230,11 @@ enum Call {
     Trigger(u16, MsixMessage),
 }
 
+type Placed = Vec<SignalledDoorbell>;
+
 struct Vmm {
     calls: Mutex<Sender<Call>>,
+    doorbells: Mutex<Sender<Placed>>,
     /// The VMM's own eventfd of vector 1.
     own: Option<OwnedFd>,
 }
@@ -204,9 +256,34 @@ impl Interrupts for Vmm {
     }
 }
 
+impl Doorbells for Vmm {
+    fn set(&self, doorbells: &[PlacedDoorbell]) {
+        panic!("the service has the doorbells {doorbells:?}");
+    }
+
+    fn set_signalled(&self, doorbells: &[SignalledDoorbell]) {
+        // Not all tests want them.
+        let _ = self.doorbells.lock().unwrap().send(doorbells.to_vec());
+    }
+}
+
+impl Vmm {
+    fn new(own: Option<OwnedFd>) -> (Arc<Self>, Receiver<Call>, Receiver<Placed>) {
+        let (sender, calls) = channel();
+        let (placed, doorbells) = channel();
+        let vmm = Self {
+            calls: Mutex::new(sender),
+            doorbells: Mutex::new(placed),
+            own,
+        };
+        (Arc::new(vmm), calls, doorbells)
+    }
+}
+
 struct Rig {
     device: Device,
     calls: Receiver<Call>,
+    doorbells: Receiver<Placed>,
     service: JoinHandle<Vec<u8>>,
 }
 
@@ -222,14 +299,13 @@ impl Rig {
     fn new(answers: usize, timeout: Duration, own: Option<OwnedFd>) -> Self {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let service = thread::spawn(move || Service::new(theirs, answers).run());
-        let (sender, calls) = channel();
-        let sender = Mutex::new(sender);
-        let vmm = Arc::new(Vmm { calls: sender, own });
+        let (vmm, calls, doorbells) = Vmm::new(own);
         let socket = Socket::new(ours).unwrap();
-        let device = attach_over(socket, timeout, memory(), vmm).unwrap();
+        let device = attach_over(socket, timeout, memory(), (vmm.clone(), vmm)).unwrap();
         Self {
             device,
             calls,
+            doorbells,
             service,
         }
     }
@@ -252,9 +328,9 @@ impl Rig {
     }
 }
 
-/// Commands until a device is attached: version, device, configuration space, six registers, MSI-X, memory, and configuration
-/// space once more.
-const ATTACHED: usize = 12;
+/// Commands until a device is attached: version, device, configuration space, six registers, two types of interrupts, memory,
+/// configuration space once more, the eventfd for changes, and the doorbells of two registers.
+const ATTACHED: usize = 16;
 
 #[test]
 fn a_device_has_the_registers_of_the_function_and_follows_them() {
@@ -338,6 +414,50 @@ fn a_vmm_with_an_eventfd_for_a_vector_has_the_service_signal_it() {
 }
 
 #[test]
+fn doorbells_that_come_with_queues_are_passed_on_with_their_eventfds() {
+    let rig = Rig::new(1000, LONG, None);
+    let next = |at: &[(u64, u64)]| loop {
+        let placed = rig.doorbells.recv_timeout(LONG).unwrap();
+        let found = placed
+            .iter()
+            .map(|it| (it.placed.address, it.placed.doorbell.offset));
+        if found.eq(at.iter().copied()) {
+            break placed;
+        }
+        assert!(at.len() > placed.len(), "{placed:?}");
+    };
+    assert!(next(&[]).is_empty());
+    rig.device.bar_write(REGISTERS, 0, &[0xd0, 0x14]);
+    // The register has no address yet.
+    next(&[]);
+    let _ = rig
+        .device
+        .config_write(0x18, &0xfb80_0000_u64.to_le_bytes());
+    let _ = rig.device.config_write(4, &[6, 0]);
+    let first = next(&[(0xfb80_0014, 0x14)]);
+    rig.device.bar_write(REGISTERS, 0, &[0xd0, 0x20]);
+    let both = next(&[(0xfb80_0014, 0x14), (0xfb80_0020, 0x20)]);
+    assert!(
+        Arc::ptr_eq(&first[0].event, &both[0].event),
+        "it stays registered"
+    );
+    let signalled = first[0].placed.doorbell;
+    rig.device.ring(signalled);
+    rig.device.ring(Doorbell {
+        offset: 0x800,
+        ..signalled
+    });
+    assert_eq!(first[0].event.read().unwrap(), 1);
+    assert_eq!(rig.device.statistics().rings, 1);
+    rig.device.bar_write(REGISTERS, 0, &[0xd0, 0]);
+    next(&[]);
+    rig.device.bar_write(REGISTERS, 0, &[0xd0, 0x30]);
+    next(&[(0xfb80_0030, 0x30)]);
+    let _ = rig.device.detach();
+    next(&[]);
+}
+
+#[test]
 fn a_service_that_hangs_ends_the_device_in_time() {
     let rig = Rig::new(ATTACHED, SHORT, None);
     let (failed, failure) = channel();
@@ -364,13 +484,9 @@ fn a_service_that_ends_is_noticed_without_a_call() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let handle = theirs.try_clone().unwrap();
     let service = thread::spawn(move || Service::new(theirs, 1000).run());
-    let (sender, _calls) = channel();
-    let vmm = Arc::new(Vmm {
-        calls: Mutex::new(sender),
-        own: None,
-    });
+    let (vmm, _calls, _) = Vmm::new(None);
     let socket = Socket::new(ours).unwrap();
-    let device = attach_over(socket, LONG, memory(), vmm).unwrap();
+    let device = attach_over(socket, LONG, memory(), (vmm.clone(), vmm)).unwrap();
     let (failed, failure) = channel();
     let last = device.clone();
     // A call on failure may end the device.
@@ -391,12 +507,8 @@ fn memory_in_no_file_is_named() {
     let ranges = [(GuestAddress(0x1_0000), MEMORY)];
     let memory: Arc<GuestMemoryMmap> = Arc::new(GuestMemoryMmap::from_ranges(&ranges).unwrap());
     memory.write_obj(1_u8, GuestAddress(0x1_0000)).unwrap();
-    let (sender, _calls) = channel();
-    let vmm = Arc::new(Vmm {
-        calls: Mutex::new(sender),
-        own: None,
-    });
-    let attached = attach_over(Socket::new(ours).unwrap(), LONG, memory, vmm);
+    let (vmm, _calls, _) = Vmm::new(None);
+    let attached = attach_over(Socket::new(ours).unwrap(), LONG, memory, (vmm.clone(), vmm));
     let error = attached.unwrap_err();
     let is_named = matches!(
         error,
@@ -440,9 +552,8 @@ proptest! {
             answers.insert(0, vec![0; 4]);
         }
         let service = thread::spawn(move || babble(theirs, answers, is_reply));
-        let (sender, _calls) = channel();
-        let vmm = Arc::new(Vmm { calls: Mutex::new(sender), own: None });
-        let attached = attach_over(Socket::new(ours).unwrap(), BRIEF, memory(), vmm);
+        let (vmm, _calls, _) = Vmm::new(None);
+        let attached = attach_over(Socket::new(ours).unwrap(), BRIEF, memory(), (vmm.clone(), vmm));
         prop_assert!(attached.is_err());
         service.join().unwrap();
     }

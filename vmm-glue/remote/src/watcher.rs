@@ -28,6 +28,12 @@ pub(crate) trait Watched: Send + Sync + 'static {
     /// Signals a vector whose eventfd is ready.
     fn signal(&self, vector: u16, signal: &OwnedFd);
 
+    /// Returns the eventfd for changes of doorbells.
+    fn changed(&self) -> &OwnedFd;
+
+    /// Follows a change of doorbells, whose eventfd is ready.
+    fn handle_changed(&self);
+
     /// Ends the connection, which the service has closed.
     fn end(&self, error: LinkError);
 }
@@ -74,7 +80,7 @@ impl Drop for Watcher {
 fn run(device: &impl Watched, socket: &OwnedFd, stop: &OwnedFd) {
     loop {
         let events = device.signals().iter().map(|(_, event)| event.as_fd());
-        let mut watched: Vec<PollFd<'_>> = [stop.as_fd()]
+        let mut watched: Vec<PollFd<'_>> = [stop.as_fd(), device.changed().as_fd()]
             .into_iter()
             .chain(events)
             .map(|event| PollFd::from_borrowed_fd(event, PollFlags::IN))
@@ -89,6 +95,9 @@ fn run(device: &impl Watched, socket: &OwnedFd, stop: &OwnedFd) {
         let mut ready = watched.iter().map(|fd| !fd.revents().is_empty());
         if ready.next() == Some(true) {
             return;
+        }
+        if ready.next() == Some(true) {
+            device.handle_changed();
         }
         for ((vector, event), is_ready) in device.signals().iter().zip(&mut ready) {
             if is_ready {

@@ -9,6 +9,8 @@ use rustix::io::Errno;
 use thiserror::Error;
 use vhca_receiver::{ClientSocket, PassedFd};
 
+use super::unread::unread;
+
 use vhca_vfio_user_codec::{ANNOUNCED_FDS, Assembler, HeaderFlags, Message, ProtocolError};
 
 /// Bytes of replies that wait for a client, beyond which nothing more is read of it.
@@ -248,6 +250,24 @@ impl Connection {
         Ok(())
     }
 
+    /// Sends a message with descriptors. Returns `false`, without having sent anything, if the client has not read all that was sent
+    /// before, or takes nothing now: descriptors on their way count against the service's user (`RLIMIT_NOFILE`, unix(7)), so each
+    /// client has one message of them there at most.
+    ///
+    /// # Errors
+    /// [`ConnectionEnd`].
+    pub fn pass(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<bool, ConnectionEnd> {
+        if self.has_unsent() || unread(&self.socket).map_err(ConnectionEnd::Failed)? > 0 {
+            return Ok(false);
+        }
+        match self.socket.pass(bytes, fds) {
+            Ok(()) => Ok(true),
+            Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS) => Ok(false),
+            Err(Errno::PIPE | Errno::CONNRESET) => Err(ConnectionEnd::HungUp),
+            Err(error) => Err(ConnectionEnd::Failed(error)),
+        }
+    }
+
     /// Sends what waits, as far as the client takes it.
     ///
     /// # Errors
@@ -286,7 +306,7 @@ fn is_reply(message: &Message<PassedFd>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::io::{Read, Write};
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
     use std::time::Duration;
@@ -362,6 +382,31 @@ mod tests {
             assert!(connection.ask(&write, 7, Instant::now()).is_none());
         }
         assert!(connection.unsent.len() <= MAX_UNSENT + write.len());
+    }
+
+    #[test]
+    fn a_client_that_does_not_read_has_one_message_with_descriptors_on_its_way() {
+        let (mut connection, mut client) = pair(0);
+        let (ours, _) = UnixStream::pair().unwrap();
+        let fds = [ours.as_fd(); 64];
+        let mut pass = || connection.pass(&dma_read(7, 0, 8), &fds).unwrap();
+        assert!(pass());
+        assert!(!pass() && !pass());
+        let mut read = [0; 1000];
+        client.read(&mut read).unwrap();
+        assert!(pass());
+        client.read(&mut read).unwrap();
+        // Nor does one overtake what waits.
+        while !connection.has_unsent() {
+            connection.send(&dma_write(7, 0, &[0; 4096])).unwrap();
+        }
+        assert!(!connection.pass(&command(), &fds).unwrap());
+        drop(client);
+        let end = ConnectionEnd::HungUp.to_string();
+        let (mut connection, client) = pair(0);
+        drop(client);
+        let passed = connection.pass(&command(), &fds);
+        assert_eq!(passed.unwrap_err().to_string(), end);
     }
 
     #[test]

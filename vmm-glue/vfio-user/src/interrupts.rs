@@ -9,13 +9,10 @@ use rustix::io::Errno;
 use vhca_receiver::PassedFd;
 
 use super::eventfd::Signaller;
-use vhca_vfio_user_codec::{IrqAction, IrqData, SetIrqs};
+use vhca_vfio_user_codec::{IrqAction, IrqData, IrqInfo, SetIrqs};
 
-/// The number of MSI-X among the interrupt types (`VFIO_PCI_MSIX_IRQ_INDEX`).
-pub(super) const MSIX: u32 = 2;
-
-/// Interrupt types: INTx, MSI, MSI-X, errors, requests to let the device go.
-pub(super) const IRQ_TYPES: u32 = 5;
+/// Interrupt types: INTx, MSI, MSI-X, errors, requests to let the device go, and [`IrqInfo::DOORBELLS`].
+pub(super) const IRQ_TYPES: u32 = IrqInfo::DOORBELLS + 1;
 
 #[derive(Debug, Default)]
 struct Vector {
@@ -46,6 +43,8 @@ impl Vector {
 #[derive(Debug)]
 pub struct Interrupts {
     vectors: Vec<Vector>,
+    /// The one that says that doorbells are others.
+    doorbells: Vector,
     signaller: Signaller,
 }
 
@@ -55,6 +54,7 @@ impl Interrupts {
     pub fn new(count: u16, signaller: Signaller) -> Self {
         Self {
             vectors: (0..count).map(|_| Vector::default()).collect(),
+            doorbells: Vector::default(),
             signaller,
         }
     }
@@ -85,6 +85,13 @@ impl Interrupts {
         }
     }
 
+    /// Signals that the doorbells are others, to a client that gave an eventfd for that.
+    pub fn raise_doorbells_changed(&mut self) {
+        if self.doorbells.signal.is_some() {
+            self.doorbells.raise(&self.signaller);
+        }
+    }
+
     /// Does what a message says.
     ///
     /// # Errors
@@ -96,7 +103,8 @@ impl Interrupts {
         }
         let signaller = &self.signaller;
         let exist = match set.index {
-            MSIX => self.vectors.as_mut_slice(),
+            IrqInfo::MSIX => self.vectors.as_mut_slice(),
+            IrqInfo::DOORBELLS => core::slice::from_mut(&mut self.doorbells),
             _ => &mut [],
         };
         let ends_all = (set.start, set.count) == (0, 0)
@@ -179,7 +187,7 @@ mod tests {
 
     fn msix(action: IrqAction, data: IrqData<'_>, start: u32, count: u32) -> SetIrqs<'_> {
         SetIrqs {
-            index: MSIX,
+            index: IrqInfo::MSIX,
             start,
             count,
             action,

@@ -1,24 +1,28 @@
 //! What a client's commands do to a function: the server without its socket.
 
 use core::fmt;
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
 
 use hca_api::Hca;
 use ib_vtime::Instant;
 use rustix::io::Errno;
 use thiserror::Error;
-use vf_proxy::PciFunction;
-use zerocopy::IntoBytes;
+use vf_proxy::{Doorbell, PciFunction};
 use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, IntoBytes};
 
 use vhca_receiver::PassedFd;
 
+use super::doorbells::{DoorbellChange, Doorbells, MakeEvent};
 use super::eventfd::Signaller;
-use super::interrupts::{IRQ_TYPES, Interrupts, MSIX};
+use super::interrupts::{IRQ_TYPES, Interrupts};
 use super::memory::{GuestMemory, MAX_RANGES};
 use vhca_device::Slice;
 use vhca_vfio_user_codec::{
-    Command, DeviceInfo, DmaUnmap, DmaUnmapFlags, HeaderFlags, IrqInfo, IrqInfoFlags, MAX_DATA,
-    Message, RegionAccess, RegionInfo, RegionInfoFlags, Request, Version, error_reply, reply,
+    Command, DeviceInfo, DmaUnmap, DmaUnmapFlags, Header, HeaderFlags, IoEventFd, IrqInfo,
+    IrqInfoFlags, MAX_DATA, Message, RegionAccess, RegionInfo, RegionInfoFlags, RegionIoFds,
+    Request, Version, error_reply, reply,
 };
 
 /// Regions of a PCI function: BARs 0 to 5, expansion ROM, configuration space, VGA.
@@ -68,11 +72,38 @@ pub enum SessionError {
     StrayReply,
 }
 
+/// What goes back to a client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// The bytes of the message.
+    pub bytes: Vec<u8>,
+    /// The doorbells whose eventfds go along ([`Session::event`]).
+    pub doorbells: Vec<Doorbell>,
+}
+
+impl Reply {
+    /// Returns the reply to the same command that it failed.
+    #[must_use]
+    pub fn refused(&self, error: Errno) -> Vec<u8> {
+        let header = Header::read_from_prefix(&self.bytes).map(|(header, _)| header);
+        error_reply(&header.unwrap_or_default(), error)
+    }
+}
+
+impl From<Vec<u8>> for Reply {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self {
+            bytes,
+            doorbells: Vec::new(),
+        }
+    }
+}
+
 /// What came of a message.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Handled {
     /// What goes back, unless the client wants nothing.
-    pub reply: Option<Vec<u8>>,
+    pub reply: Option<Reply>,
     /// The client is to be cut off behind the reply.
     pub end: Option<SessionError>,
 }
@@ -86,6 +117,8 @@ pub struct SessionStatistics {
     pub errors: u64,
     /// Resets of the device.
     pub resets: u64,
+    /// Doorbells that were rung by their eventfds, without a command.
+    pub rings: u64,
 }
 
 /// A client from its first message to its last.
@@ -93,6 +126,9 @@ pub struct SessionStatistics {
 pub struct Session {
     memory: GuestMemory,
     interrupts: Interrupts,
+    doorbells: Doorbells,
+    /// Those whose eventfds were signalled.
+    rung: BTreeSet<Doorbell>,
     is_agreed: bool,
     most_data: usize,
     statistics: SessionStatistics,
@@ -115,10 +151,60 @@ impl Session {
         Self {
             memory,
             interrupts,
+            doorbells: Doorbells::default(),
+            rung: BTreeSet::new(),
             is_agreed: false,
             most_data: 0,
             statistics: SessionStatistics::default(),
             under_way: None,
+        }
+    }
+
+    /// Has doorbells rung by eventfds that are made so.
+    #[must_use]
+    pub fn with_doorbells(self, make: MakeEvent) -> Self {
+        let doorbells = Doorbells::new(make);
+        Self { doorbells, ..self }
+    }
+
+    /// Returns the eventfd of a doorbell.
+    #[must_use]
+    pub fn event(&self, doorbell: &Doorbell) -> Option<&OwnedFd> {
+        self.doorbells.event(doorbell)
+    }
+
+    /// Takes the next change to the eventfds.
+    #[must_use]
+    pub fn poll_doorbell_change(&mut self) -> Option<DoorbellChange> {
+        self.doorbells.poll_change()
+    }
+
+    /// Removes all eventfds, as [`Self::poll_doorbell_change`] says then.
+    pub fn remove_doorbells(&mut self) {
+        self.doorbells.clear();
+    }
+
+    /// Signals that the doorbells are others than before, for a client that wants to know.
+    pub fn raise_doorbells_changed(&mut self) {
+        self.interrupts.raise_doorbells_changed();
+    }
+
+    /// Notes that the eventfd of a doorbell was signalled.
+    pub fn note_rung(&mut self, doorbell: Doorbell) {
+        self.rung.insert(doorbell);
+    }
+
+    /// Returns `true` if [`Self::ring`] has doorbells to ring.
+    #[must_use]
+    pub fn is_rung(&self) -> bool {
+        !self.rung.is_empty()
+    }
+
+    /// Rings the doorbells whose eventfds were signalled.
+    pub fn ring(&mut self, lent: &mut Lent<'_>) {
+        for doorbell in core::mem::take(&mut self.rung) {
+            self.statistics.rings += 1;
+            lent.function.ring(lent.now, lent.hca, doorbell);
         }
     }
 
@@ -196,7 +282,7 @@ impl Session {
         let mut under_way = self.under_way.take()?;
         let UnderWay { message, done } = &mut under_way;
         match write_on(message, done, lent, slice) {
-            Ok(Some(reply)) => Some(self.end(&under_way.message, Ok(reply))),
+            Ok(Some(reply)) => Some(self.end(&under_way.message, Ok(reply.into()))),
             Ok(None) => {
                 self.under_way = Some(under_way);
                 None
@@ -206,7 +292,7 @@ impl Session {
     }
 
     /// What came of a message.
-    fn end(&mut self, message: &Message<PassedFd>, done: Result<Vec<u8>, Errno>) -> Handled {
+    fn end(&mut self, message: &Message<PassedFd>, done: Result<Reply, Errno>) -> Handled {
         let was_agreed = self.is_agreed;
         self.is_agreed = was_agreed || done.is_ok();
         let end = (!was_agreed && done.is_err()).then(|| first_error(message));
@@ -216,7 +302,7 @@ impl Session {
             Err(error) => {
                 self.statistics.errors += 1;
                 log::debug!("vfio-user: {:?} fails: {error}", message.header.command());
-                error_reply(&message.header, error)
+                error_reply(&message.header, error).into()
             }
         };
         Handled {
@@ -231,7 +317,7 @@ impl Session {
         request: Request<'_>,
         mut fds: Vec<PassedFd>,
         lent: &mut Lent<'_>,
-    ) -> Result<Vec<u8>, Errno> {
+    ) -> Result<Reply, Errno> {
         let header = &message.header;
         if self.is_agreed == matches!(request, Request::Version(_)) {
             return Err(Errno::INVAL);
@@ -240,42 +326,45 @@ impl Session {
             Request::Version(version) => {
                 let most = version.capabilities.max_data_xfer_size;
                 self.most_data = usize::try_from(most).unwrap_or(MAX_DATA).min(MAX_DATA);
-                version.negotiate(header, MAX_RANGES)
+                version.negotiate(header, MAX_RANGES).map(Reply::from)
             }
             Request::DmaMap(map) => {
                 self.memory.map(&map, fds.pop())?;
-                Ok(reply(header, &[]))
+                Ok(reply(header, &[]).into())
             }
             Request::DmaUnmap(unmap) => {
                 let size = U64::new(self.unmap(&unmap)?);
                 let unmapped = DmaUnmap { size, ..unmap };
-                Ok(reply(header, &[unmapped.as_bytes()]))
+                Ok(reply(header, &[unmapped.as_bytes()]).into())
             }
-            Request::DeviceInfo => Ok(reply(header, &[device_info().as_bytes()])),
+            Request::DeviceInfo => Ok(reply(header, &[device_info().as_bytes()]).into()),
             Request::RegionInfo { index } => {
                 let info = region_info(lent.function, index)?;
-                Ok(reply(header, &[info.as_bytes()]))
+                Ok(reply(header, &[info.as_bytes()]).into())
             }
             Request::IrqInfo { index } => {
                 let info = self.irq_info(index)?;
-                Ok(reply(header, &[info.as_bytes()]))
+                Ok(reply(header, &[info.as_bytes()]).into())
             }
-            // Every register is reached by messages.
-            Request::RegionIoFds { .. } => Err(Errno::OPNOTSUPP),
+            Request::RegionIoFds { index, most } => {
+                region_size(lent.function, index)?;
+                let doorbells = self.doorbells.of_region(lent.function, index, most);
+                Ok(io_fds(header, index, doorbells))
+            }
             Request::SetIrqs(set) => {
                 self.interrupts.set(&set, fds)?;
-                Ok(reply(header, &[]))
+                Ok(reply(header, &[]).into())
             }
             Request::RegionRead(access) => {
                 let data = read(lent, &access)?;
-                Ok(reply(header, &[access.as_bytes(), &data]))
+                Ok(reply(header, &[access.as_bytes(), &data]).into())
             }
             // A version comes first, and then these are done piece by piece.
             Request::RegionWrite(..) | Request::RegionWriteMulti(_) => Err(Errno::INVAL),
             Request::Reset => {
                 self.statistics.resets += 1;
                 lent.function.reset(lent.now, lent.hca);
-                Ok(reply(header, &[]))
+                Ok(reply(header, &[]).into())
             }
         }
     }
@@ -301,7 +390,8 @@ impl Session {
             return Err(Errno::INVAL);
         }
         let (flags, count) = match index {
-            MSIX => (
+            IrqInfo::DOORBELLS => (IrqInfoFlags::EVENTFD, 1),
+            IrqInfo::MSIX => (
                 IrqInfoFlags::EVENTFD | IrqInfoFlags::MASKABLE,
                 self.interrupts.len(),
             ),
@@ -337,6 +427,32 @@ fn device_info() -> DeviceInfo {
         flags: U32::new(DeviceInfo::RESET | DeviceInfo::PCI),
         num_regions: U32::new(REGIONS),
         num_irqs: U32::new(IRQ_TYPES),
+    }
+}
+
+/// Describes doorbells, whose eventfds go along.
+fn io_fds(to: &Header, region: u32, doorbells: Vec<Doorbell>) -> Reply {
+    let part = |(index, doorbell): (u32, &Doorbell)| IoEventFd {
+        offset: U64::new(doorbell.offset),
+        // A store of any length does.
+        size: U64::new(0),
+        fd_index: U32::new(index),
+        kind: U32::new(IoEventFd::EVENTFD),
+        ..IoEventFd::default()
+    };
+    let parts: Vec<IoEventFd> = (0..).zip(&doorbells).map(part).collect();
+    let bytes = size_of::<RegionIoFds>() + size_of_val(&*parts);
+    let [argsz, count] =
+        [bytes, parts.len()].map(|n| U32::new(u32::try_from(n).unwrap_or(u32::MAX)));
+    let head = RegionIoFds {
+        argsz,
+        flags: U32::new(0),
+        index: U32::new(region),
+        count,
+    };
+    Reply {
+        bytes: reply(to, &[head.as_bytes(), parts.as_bytes()]),
+        doorbells,
     }
 }
 

@@ -19,7 +19,7 @@ pub struct Ready {
 /// A change to what is watched.
 #[derive(Debug)]
 pub enum WatchChange {
-    /// Watch a descriptor, level-triggered.
+    /// Watch a descriptor: level-triggered, unless the events say [`EventSet::EDGE_TRIGGERED`].
     Add(RawFd, u32, EventSet),
     /// Watch it for something else.
     Modify(RawFd, u32, EventSet),

@@ -71,8 +71,14 @@ impl Site for Remote {
         let file = FileOffset::from_arc(file, 0);
         let range = (GuestAddress(GuestMemory::BASE), PAGES * PAGE, Some(file));
         let map = Arc::new(GuestMemoryMmap::<()>::from_ranges_with_files([range])?);
-        let attach = |interrupts| vhca_remote::attach(&self.0, map, interrupts);
-        Ok((DeviceBus::attach_by(attach)?, memory))
+        let attach =
+            |interrupts, doorbells| vhca_remote::attach(&self.0, map, interrupts, doorbells);
+        let bus = DeviceBus::attach_by(attach)?;
+        // As firmware does: only doorbells with an address have eventfds.
+        for (nth, bar) in (1..).zip(bus.device().bars()) {
+            let _ = bus.device().restore_bar(bar.index, nth << 32);
+        }
+        Ok((bus, memory))
     }
 
     fn is_cut_off(&self, vmm: &DeviceBus) -> bool {

@@ -4,7 +4,7 @@
 mod ram;
 
 use core::fmt;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,8 +15,12 @@ use event_manager::{EventManager, SubscriberOps};
 use ib_vtime::{Duration, Instant};
 use mlx4_driver::Bus;
 use vhca::device::event::{EventLoop, StepError};
-use vhca::device::{AttachError, Backend, Device, Interrupts, MsixMessage, TrappedDoorbells};
+use vhca::device::{
+    AttachError, Backend, Device, Doorbells, Interrupts, MsixMessage, PlacedDoorbell,
+    SignalledDoorbell,
+};
 use vhca::world::{HostFunction, World};
+use vmm_sys_util::eventfd::EventFd;
 
 pub use ram::Ram;
 
@@ -133,10 +137,37 @@ impl Interrupts for Signals {
     }
 }
 
+/// The eventfds of doorbells, by their base address register and offset.
+#[derive(Debug, Default)]
+struct Events(Mutex<BTreeMap<(u8, u64), Arc<EventFd>>>);
+
+impl Events {
+    /// Signals the doorbell at an offset, if there is one.
+    fn signal(&self, bar: u8, offset: u64) -> bool {
+        let events = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let event = events.get(&(bar, offset));
+        event.is_some_and(|event| event.write(1).is_ok())
+    }
+}
+
+impl Doorbells for Events {
+    fn set(&self, _: &[PlacedDoorbell]) {}
+
+    fn set_signalled(&self, doorbells: &[SignalledDoorbell]) {
+        let events = doorbells.iter().map(|doorbell| {
+            let at = doorbell.placed.doorbell;
+            ((at.bar, at.offset), Arc::clone(&doorbell.event))
+        });
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = events.collect();
+    }
+}
+
 /// A device on the bus of a guest, which is a thread of this process. The device is detached when this is dropped.
 pub struct DeviceBus {
     device: Device,
     signals: Arc<Signals>,
+    events: Arc<Events>,
+    rings: u64,
     begun: WallInstant,
     /// Times of the accesses to registers, if they are taken.
     times: Option<Vec<Duration>>,
@@ -148,21 +179,26 @@ impl DeviceBus {
     /// # Errors
     /// [`AttachError`].
     pub fn attach(backend: &Backend<World>, at: HostFunction) -> Result<Self, AttachError> {
-        Self::attach_by(|interrupts| backend.attach(at, interrupts, Arc::new(TrappedDoorbells)))
+        Self::attach_by(|interrupts, doorbells| backend.attach(at, interrupts, doorbells))
     }
 
-    /// Attaches by a call, which is given the interrupts of the guest.
+    /// Attaches by a call, which is given the interrupts and doorbells of the guest. Stores to doorbells that come with eventfds signal
+    /// these, as ioeventfds of KVM do.
     ///
     /// # Errors
     /// That of the call.
     pub fn attach_by<E>(
-        attach: impl FnOnce(Arc<dyn Interrupts>) -> Result<Device, E>,
+        attach: impl FnOnce(Arc<dyn Interrupts>, Arc<dyn Doorbells>) -> Result<Device, E>,
     ) -> Result<Self, E> {
         let signals = Arc::<Signals>::default();
-        let device = attach(Arc::clone(&signals) as Arc<dyn Interrupts>)?;
+        let events = Arc::<Events>::default();
+        let interrupts = Arc::clone(&signals) as Arc<dyn Interrupts>;
+        let device = attach(interrupts, Arc::clone(&events) as Arc<dyn Doorbells>)?;
         Ok(Self {
             device,
             signals,
+            events,
+            rings: 0,
             begun: WallInstant::now(),
             times: None,
         })
@@ -172,6 +208,12 @@ impl DeviceBus {
     #[must_use]
     pub const fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Returns how many stores to doorbells were signals of an eventfd, and no accesses of the device.
+    #[must_use]
+    pub const fn rings(&self) -> u64 {
+        self.rings
     }
 
     /// Takes the time of each access to a register from here on.
@@ -238,6 +280,10 @@ impl Bus for DeviceBus {
     }
 
     fn bar_write(&mut self, bar: u8, offset: u64, bytes: &[u8]) {
+        if self.events.signal(bar, offset) {
+            self.rings += 1;
+            return;
+        }
         self.access(|device| device.bar_write(bar, offset, bytes));
     }
 

@@ -33,6 +33,8 @@ pub struct VmmRow {
     pub resets: u64,
     /// Commands of the VMM, and those that failed.
     pub commands: (u64, u64),
+    /// Doorbells that were rung by their eventfds, without a command.
+    pub rings: u64,
     /// VMMs that had the VF.
     pub vmms: u64,
     /// VMMs that were turned away.
@@ -57,6 +59,7 @@ impl Row for VmmRow {
         column("resets"),
         column("commands").wide(),
         column("errors"),
+        column("rings").wide(),
         column("vmms").wide(),
         column("refused"),
         column("socket").shrinks_to(16),
@@ -78,6 +81,7 @@ impl Row for VmmRow {
             Cell::Number(self.resets),
             Cell::Number(self.commands.0),
             Cell::Number(self.commands.1),
+            Cell::Number(self.rings),
             Cell::Number(self.vmms),
             Cell::Number(self.refused),
             Cell::of(&self.socket),

@@ -8,11 +8,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::assembler::Message;
 use super::assembler::head;
 use super::layout::{
-    ANNOUNCED_FDS, Command, DeviceInfo, DmaMap, DmaUnmap, Header, HeaderFlags, IrqInfo, MAX_DATA,
-    RegionAccess, RegionInfo,
+    ANNOUNCED_FDS, Command, DeviceInfo, DmaMap, DmaUnmap, Header, HeaderFlags, IoEventFd, IrqInfo,
+    MAX_DATA, RegionAccess, RegionInfo, RegionIoFds,
 };
 use super::outgoing::message;
-use super::request::{IrqAction, IrqData, SetIrqs};
+use super::request::{IrqAction, IrqData, SetIrqs, slice_of};
 use super::version::{self, Version};
 
 /// Why a reply is not the one that was waited for.
@@ -41,6 +41,13 @@ pub enum ClientCommand<'m> {
     RegionInfo {
         /// Number of the region (`VFIO_PCI_*_REGION_INDEX`).
         index: u32,
+    },
+    /// Ask for the eventfds of a region's parts ([`parse_io_fds`]).
+    RegionIoFds {
+        /// Number of the region (`VFIO_PCI_*_REGION_INDEX`).
+        index: u32,
+        /// The most parts that are wanted.
+        most: u32,
     },
     /// Ask for the number of interrupts of a type.
     IrqInfo {
@@ -88,6 +95,7 @@ impl ClientCommand<'_> {
             Self::DmaUnmap(_) => Command::DMA_UNMAP,
             Self::DeviceInfo => Command::DEVICE_GET_INFO,
             Self::RegionInfo { .. } => Command::DEVICE_GET_REGION_INFO,
+            Self::RegionIoFds { .. } => Command::DEVICE_GET_REGION_IO_FDS,
             Self::IrqInfo { .. } => Command::DEVICE_GET_IRQ_INFO,
             Self::SetIrqs(_) => Command::DEVICE_SET_IRQS,
             Self::RegionRead(_) => Command::REGION_READ,
@@ -140,6 +148,15 @@ impl ClientCommand<'_> {
                     argsz,
                     index,
                     ..RegionInfo::default()
+                }
+                .as_bytes()])
+            }
+            Self::RegionIoFds { index, most } => {
+                let parts = most.saturating_mul(argsz::<IoEventFd>().get());
+                of(&[RegionIoFds {
+                    argsz: U32::new(argsz::<RegionIoFds>().get().saturating_add(parts)),
+                    index: U32::new(index),
+                    ..RegionIoFds::default()
                 }
                 .as_bytes()])
             }
@@ -207,6 +224,35 @@ pub fn parse_registers<F>(access: Access, reply: &Message<F>) -> Result<&[u8], R
     let (of, data) = parse_reply::<RegionAccess, F>(Command::REGION_READ, reply)?;
     let is_asked = of == access.into() && data.len() == access.count as usize;
     is_asked.then_some(data).ok_or(ReplyError::Malformed)
+}
+
+/// Reads a reply to [`ClientCommand::RegionIoFds`], and returns the parts of the region that have an eventfd, with the
+/// number of that among the descriptors of the reply. Parts of other types, and those that want a value, are left out. A server
+/// that has no such parts, or does not know the command, has none.
+///
+/// # Errors
+/// [`ReplyError`], also if a part names a descriptor that did not come.
+pub fn parse_io_fds<F>(reply: &Message<F>) -> Result<Vec<(IoEventFd, usize)>, ReplyError> {
+    let command = Command::DEVICE_GET_REGION_IO_FDS;
+    let (head, parts) = match parse_reply::<RegionIoFds, F>(command, reply) {
+        Err(ReplyError::Refused(Errno::OPNOTSUPP | Errno::NOSYS | Errno::AGAIN)) => {
+            return Ok(Vec::new());
+        }
+        parsed => parsed?,
+    };
+    let parts = slice_of::<IoEventFd>(parts).map_err(|_| ReplyError::Malformed)?;
+    if parts.len() > head.count.get() as usize {
+        return Err(ReplyError::Malformed);
+    }
+    let parts = parts.iter().filter(|part| {
+        part.kind.get() == IoEventFd::EVENTFD && part.flags.get() & IoEventFd::DATAMATCH == 0
+    });
+    let with_index = |part: &IoEventFd| {
+        let index = usize::try_from(part.fd_index.get()).ok();
+        let index = index.filter(|index| *index < reply.fds.len());
+        Ok((*part, index.ok_or(ReplyError::Malformed)?))
+    };
+    parts.map(with_index).collect()
 }
 
 fn accept<F>(to: Command, reply: &Message<F>) -> Result<&[u8], ReplyError> {

@@ -244,6 +244,33 @@ layout! {
     }
 }
 
+layout! {
+    /// A part of a region, and the eventfd that stands for writes to it (`vfio_user_sub_region_ioeventfd_t`).
+    pub struct IoEventFd of 40 {
+        /// Where in the region.
+        pub offset: U64,
+        /// Bytes of a write; 0 for any.
+        pub size: U64,
+        /// Which of the descriptors of the reply.
+        pub fd_index: U32,
+        /// [`Self::EVENTFD`]; other types are no eventfds alone.
+        pub kind: U32,
+        /// [`Self::DATAMATCH`], and others.
+        pub flags: U32,
+        /// 0.
+        pub padding: U32,
+        /// The value whose write signals the eventfd, with [`Self::DATAMATCH`].
+        pub datamatch: U64,
+    }
+}
+
+impl IoEventFd {
+    /// Writes signal the eventfd (`VFIO_USER_IO_FD_TYPE_IOEVENTFD`).
+    pub const EVENTFD: u32 = 0;
+    /// Only writes of one value do (`KVM_IOEVENTFD_FLAG_DATAMATCH`).
+    pub const DATAMATCH: u32 = 1 << 0;
+}
+
 bitflags! {
     /// What an interrupt type can do.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -267,6 +294,14 @@ layout! {
         /// Interrupts of it.
         pub count: U32,
     }
+}
+
+impl IrqInfo {
+    /// The type of MSI-X (`VFIO_PCI_MSIX_IRQ_INDEX`).
+    pub const MSIX: u32 = 2;
+    /// The type of the one interrupt that says that the parts of regions with an eventfd are others than before. It follows those of
+    /// VFIO, and clients that do not know it need not ask.
+    pub const DOORBELLS: u32 = 5;
 }
 
 layout! {

@@ -14,7 +14,7 @@
 //! [`ProtocolError`], after which the rest of the connection cannot be understood; one whose content makes no
 //! sense is an error number for the reply.
 //!
-//! Not here: migration, dirty pages, regions that are mapped or served by descriptors, device features.
+//! Not here: migration, dirty pages, regions that are mapped, descriptors of regions other than eventfds, device features.
 
 #![forbid(unsafe_code)]
 
@@ -27,13 +27,13 @@ mod version;
 
 pub use assembler::{Assembler, Message, ProtocolError};
 pub use client::{
-    Access, ClientCommand, ReplyError, ServerLimits, parse_done, parse_registers, parse_reply,
-    parse_version, signal_by_eventfds,
+    Access, ClientCommand, ReplyError, ServerLimits, parse_done, parse_io_fds, parse_registers,
+    parse_reply, parse_version, signal_by_eventfds,
 };
 pub use layout::{
     ANNOUNCED_FDS, Command, DeviceInfo, DmaAccess, DmaMap, DmaMapFlags, DmaUnmap, DmaUnmapFlags,
-    Header, HeaderFlags, IrqInfo, IrqInfoFlags, IrqSet, MAX_DATA, MAX_MESSAGE, MultiWrite,
-    RegionAccess, RegionInfo, RegionInfoFlags, RegionIoFds,
+    Header, HeaderFlags, IoEventFd, IrqInfo, IrqInfoFlags, IrqSet, MAX_DATA, MAX_MESSAGE,
+    MultiWrite, RegionAccess, RegionInfo, RegionInfoFlags, RegionIoFds,
 };
 pub use outgoing::{dma_read, dma_write, error_reply, parse_dma_reply, reply};
 pub use request::{IrqAction, IrqData, Request, SetIrqs};

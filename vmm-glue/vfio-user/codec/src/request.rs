@@ -6,8 +6,8 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::assembler::head;
 use super::layout::{
-    Command, DeviceInfo, DmaMap, DmaUnmap, Header, IrqInfo, IrqSet, MAX_DATA, MultiWrite,
-    RegionAccess, RegionInfo, RegionIoFds,
+    Command, DeviceInfo, DmaMap, DmaUnmap, Header, IoEventFd, IrqInfo, IrqSet, MAX_DATA,
+    MultiWrite, RegionAccess, RegionInfo, RegionIoFds,
 };
 use super::version::Version;
 
@@ -31,6 +31,8 @@ pub enum Request<'m> {
     RegionIoFds {
         /// Which.
         index: u32,
+        /// The most parts of the region for which the client has room.
+        most: usize,
     },
     /// Describe an interrupt type.
     IrqInfo {
@@ -121,8 +123,13 @@ impl<'m> Request<'m> {
             Command::DEVICE_GET_REGION_IO_FDS => {
                 let info: RegionIoFds = fixed(payload)?;
                 room_for::<RegionIoFds>(info.argsz.get())?;
+                if (info.flags.get(), info.count.get()) != (0, 0) {
+                    return Err(Errno::INVAL);
+                }
+                let room = info.argsz.get() as usize - size_of::<RegionIoFds>();
                 Self::RegionIoFds {
                     index: info.index.get(),
+                    most: room / size_of::<IoEventFd>(),
                 }
             }
             Command::DEVICE_GET_IRQ_INFO => {
@@ -249,7 +256,7 @@ fn multi_writes(payload: &[u8]) -> Result<&[MultiWrite], Errno> {
     sound.then_some(writes).ok_or(Errno::INVAL)
 }
 
-fn slice_of<T: FromBytes + KnownLayout + Immutable + Unaligned>(
+pub(super) fn slice_of<T: FromBytes + KnownLayout + Immutable + Unaligned>(
     bytes: &[u8],
 ) -> Result<&[T], Errno> {
     <[T]>::ref_from_bytes(bytes).map_err(|_| Errno::INVAL)

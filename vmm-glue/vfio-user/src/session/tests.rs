@@ -8,9 +8,13 @@ use super::*;
 use crate::Signals;
 use vhca_vfio_user_codec::{Assembler, Header, MultiWrite};
 
-/// A device that keeps what is written to its one register.
+/// A device that keeps what is written to its one register, and where it was rung.
 #[derive(Debug, Default)]
-struct Log(Vec<(u64, Vec<u8>)>);
+struct Log {
+    writes: Vec<(u64, Vec<u8>)>,
+    doorbells: Vec<Doorbell>,
+    rung: Vec<Doorbell>,
+}
 
 impl PciFunction for Log {
     fn bars(&self) -> &[Bar] {
@@ -36,7 +40,15 @@ impl PciFunction for Log {
     fn bar_read(&mut self, _: u8, _: u64, _: &mut [u8]) {}
 
     fn bar_write(&mut self, _: Instant, _: &mut dyn Hca, _: u8, offset: u64, bytes: &[u8]) {
-        self.0.push((offset, bytes.to_vec()));
+        self.writes.push((offset, bytes.to_vec()));
+    }
+
+    fn doorbells(&self) -> Vec<Doorbell> {
+        self.doorbells.clone()
+    }
+
+    fn ring(&mut self, _: Instant, _: &mut dyn Hca, doorbell: Doorbell) {
+        self.rung.push(doorbell);
     }
 
     fn handle_hca_event(&mut self, _: Instant, _: &mut dyn Hca, _: &HcaEvent) {}
@@ -124,9 +136,9 @@ fn a_message_of_many_writes_is_done_in_turns_and_answered_once() {
         let (had, handled, log) = handle(message, steps);
         assert_eq!(had, turns);
         let expected = (0..100_u8).map(|n| (u64::from(n) * 8, vec![n; 4]));
-        assert!(log.0.into_iter().eq(expected), "in order, and once");
+        assert!(log.writes.into_iter().eq(expected), "in order, and once");
         let reply = handled.reply.unwrap();
-        assert_eq!(reply[size_of::<Header>()..], 100_u64.to_le_bytes());
+        assert_eq!(reply.bytes[size_of::<Header>()..], 100_u64.to_le_bytes());
     }
 }
 
@@ -137,14 +149,21 @@ fn a_long_write_is_done_in_turns_and_answered_once() {
     let (turns, handled, log) = handle(message(Command::REGION_WRITE, &payload), 2);
     assert_eq!(turns, 8);
     let mut at = 16;
-    for (offset, piece) in &log.0 {
+    for (offset, piece) in &log.writes {
         assert_eq!(*offset, at);
         at += piece.len() as u64;
     }
-    let written: Vec<u8> = log.0.into_iter().flat_map(|(_, piece)| piece).collect();
+    let written: Vec<u8> = log
+        .writes
+        .into_iter()
+        .flat_map(|(_, piece)| piece)
+        .collect();
     assert_eq!(written, data);
     let reply = handled.reply.unwrap();
-    assert_eq!(&reply[size_of::<Header>()..], access(16, 1000).as_bytes());
+    assert_eq!(
+        &reply.bytes[size_of::<Header>()..],
+        access(16, 1000).as_bytes()
+    );
 }
 
 #[test]
@@ -155,7 +174,118 @@ fn a_write_that_fails_ends_its_message() {
     });
     let payload = [&3_u64.to_le_bytes()[..], writes.as_bytes()].concat();
     let (_, handled, log) = handle(message(Command::REGION_WRITE_MULTI, &payload), 1);
-    assert_eq!(log.0.len(), 1);
+    assert_eq!(log.writes.len(), 1);
     let reply = handled.reply.unwrap();
-    assert_eq!(reply[12..16], 22_u32.to_le_bytes(), "EINVAL");
+    assert_eq!(reply.bytes[12..16], 22_u32.to_le_bytes(), "EINVAL");
+}
+
+/// Asks for the eventfds of a region's doorbells, with room for so many.
+fn io_fds(region: u32, most: u32) -> Message<PassedFd> {
+    let request = RegionIoFds {
+        argsz: U32::new(16 + 40 * most),
+        index: U32::new(region),
+        ..RegionIoFds::default()
+    };
+    message(Command::DEVICE_GET_REGION_IO_FDS, request.as_bytes())
+}
+
+const fn doorbell(bar: u8, offset: u64) -> Doorbell {
+    Doorbell {
+        bar,
+        offset,
+        len: 4,
+    }
+}
+
+#[test]
+fn doorbells_have_eventfds_as_long_as_they_are_there_and_there_is_room() {
+    let mut fabric = Fabric::new(1);
+    let node = fabric.add_hca(&HcaConfig::new(Guid::new(1), "test"));
+    let mut hca = fabric.hca(node, FunctionId::PF).unwrap();
+    let mut log = Log::default();
+    let signaller = Signals::default().signaller().unwrap();
+    let memory = GuestMemory::default();
+    let make = || {
+        Ok(rustix::event::eventfd(
+            0,
+            rustix::event::EventfdFlags::NONBLOCK,
+        )?)
+    };
+    let mut session = Session::new(memory, 1, signaller).with_doorbells(Box::new(make));
+    session.is_agreed = true;
+    let mut ask = |log: &mut Log, region, most| {
+        let mut lent = Lent {
+            function: log,
+            hca: &mut hca,
+            now: Instant::ZERO,
+        };
+        let handled = session.handle(io_fds(region, most), &mut lent, &mut Slice::endless());
+        let reply = handled.unwrap().reply.unwrap();
+        let changes: Vec<_> = core::iter::from_fn(|| session.poll_doorbell_change()).collect();
+        let removed = changes
+            .iter()
+            .filter(|change| matches!(change, DoorbellChange::Removed(_)));
+        let removed = removed.count();
+        (reply, changes.len() - removed, removed)
+    };
+
+    log.doorbells = vec![doorbell(2, 0x14), doorbell(2, 0x20), doorbell(4, 0x14)];
+    let (reply, added, removed) = ask(&mut log, 2, 64);
+    assert_eq!(
+        (&reply.doorbells[..], added, removed),
+        (&log.doorbells[..2], 2, 0)
+    );
+    assert_eq!(reply.bytes.len(), 16 + 16 + 2 * 40);
+    // Asked again, they are the same ones.
+    assert_eq!(ask(&mut log, 2, 1).0.doorbells, log.doorbells[..1]);
+    let (reply, added, removed) = ask(&mut log, 4, 64);
+    assert_eq!(
+        (&reply.doorbells[..], added, removed),
+        (&log.doorbells[2..], 1, 0)
+    );
+    // One is gone, and one is new.
+    log.doorbells[0] = doorbell(2, 0x34);
+    let (reply, added, removed) = ask(&mut log, 2, 64);
+    assert_eq!(
+        (&reply.doorbells[..], added, removed),
+        (&log.doorbells[..2], 1, 1)
+    );
+    // A function has as many as it likes; so many have an eventfd.
+    log.doorbells = (0..500).map(|page| doorbell(2, page * 4096)).collect();
+    let (reply, added, removed) = ask(&mut log, 2, 500);
+    assert_eq!((reply.doorbells.len(), added, removed), (64, 64, 3));
+    assert!(reply.refused(Errno::AGAIN).len() == 16);
+
+    session.note_rung(doorbell(2, 0x14));
+    session.note_rung(doorbell(2, 4096));
+    session.note_rung(doorbell(2, 4096));
+    assert!(session.is_rung());
+    session.ring(&mut Lent {
+        function: &mut log,
+        hca: &mut hca,
+        now: Instant::ZERO,
+    });
+    assert_eq!(log.rung, [doorbell(2, 0x14), doorbell(2, 4096)]);
+    assert_eq!((session.is_rung(), session.statistics().rings), (false, 2));
+    session.remove_doorbells();
+    let gone = core::iter::from_fn(|| session.poll_doorbell_change());
+    assert_eq!(gone.count(), 64);
+}
+
+#[test]
+fn a_session_without_eventfds_has_none_for_doorbells() {
+    let (turns, handled, _) = handle(io_fds(2, 64), 1);
+    assert_eq!((turns, handled.reply.unwrap().bytes.len()), (1, 32));
+    // A region that no function has, and flags that do not exist.
+    let is_error = |message| handle(message, 1).1.reply.unwrap().bytes[8] & 0x20 != 0;
+    assert!(is_error(io_fds(9, 64)));
+    let odd = RegionIoFds {
+        argsz: U32::new(16),
+        flags: U32::new(1),
+        ..RegionIoFds::default()
+    };
+    assert!(is_error(message(
+        Command::DEVICE_GET_REGION_IO_FDS,
+        odd.as_bytes()
+    )));
 }

@@ -33,7 +33,8 @@ pub(crate) fn tour_of_remote(kvm: &Kvm, socket: &str, path: &str) -> Verdict {
     let payload = Payload::build()?;
     let mut vm = Vm::new(kvm, memory.clone(), &payload, [TOUR, SMALL | nth])?;
     let interrupts = Arc::new(kvm::Msi::new(Arc::clone(&vm.fd)));
-    let device = remote::attach(socket, memory, interrupts)?;
+    let doorbells = Arc::new(kvm::SignalledDoorbells::new(Arc::clone(&vm.fd)));
+    let device = remote::attach(socket, memory, interrupts, doorbells)?;
     device.on_failure(|error| eprintln!("{error}: attach anew once the service is back"));
     let (mut console, guest) = Console::new(device.clone());
     std::thread::spawn(move || {

@@ -3,7 +3,7 @@
 use hca_api::Hca;
 use ib_vtime::Instant;
 use pf_context::PlaceError;
-use vf_proxy::{PciDevice, PciFunction};
+use vf_proxy::{PciChanges, PciDevice, PciFunction};
 use vf_tunnel::VfId;
 
 use super::{HostFunction, HostId, World};
@@ -54,6 +54,19 @@ impl World {
     /// Returns the next device that has MSI-X vectors to be signalled.
     pub fn poll_interrupting(&mut self) -> Option<HostFunction> {
         self.interrupting.pop_first()
+    }
+
+    /// Returns the next device that has changes, with them.
+    #[must_use]
+    pub fn poll_changed_device(&mut self) -> Option<(HostFunction, PciChanges)> {
+        while let Some(at) = self.changed.pop_first() {
+            let consumer = self.hosts.get_mut(at.host.0);
+            let consumer = consumer.and_then(|host| host.consumer_mut(at.function));
+            if let Some(device) = consumer.and_then(|it| it.downcast_mut::<PciDevice>()) {
+                return Some((at, device.take_changes()));
+            }
+        }
+        None
     }
 
     /// Returns the next MSI-X vector of a device that is to be signalled.

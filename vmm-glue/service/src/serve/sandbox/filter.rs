@@ -236,7 +236,13 @@ fn listed(needs: &Needs, arch: TargetArch) -> Result<BpfProgram, seccompiler::Er
     }
     rules.insert(libc::SYS_prlimit64, vec![argument(0, equal.clone(), 0)?]);
     let mut requests = Vec::new();
-    for request in [libc::FIONBIO, libc::FIOCLEX, libc::TCGETS, libc::TIOCGWINSZ] {
+    for request in [
+        libc::FIONBIO,
+        libc::FIOCLEX,
+        libc::TCGETS,
+        libc::TIOCGWINSZ,
+        libc::TIOCOUTQ,
+    ] {
         requests.push(argument(1, equal.clone(), request)?);
     }
     if needs.verbs {

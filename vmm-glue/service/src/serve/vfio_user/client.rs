@@ -1,6 +1,6 @@
 //! A VMM at a VF's socket.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ib_vtime::{Duration, Instant};
@@ -14,7 +14,7 @@ use vhca::watch::EventSet;
 use vhca::world::{HostFunction, World};
 use vhca_receiver::PassedFd;
 use vhca_vfio_user::codec::Message;
-use vhca_vfio_user::{Connection, ConnectionEnd, Handled, Lent, Patience, Remote, Session};
+use vhca_vfio_user::{Connection, ConnectionEnd, Handled, Lent, Patience, Remote, Reply, Session};
 
 /// How long one client is served before others have their turn.
 pub(super) const TURN: Duration = Duration::from_micros(50);
@@ -32,7 +32,7 @@ pub(super) struct Client {
     /// What the socket is watched for.
     pub(super) watched: EventSet,
     /// A reply, and the number of the posted write that comes before it.
-    held: Option<(u64, Vec<u8>)>,
+    held: Option<(u64, Reply)>,
 }
 
 impl Client {
@@ -82,10 +82,10 @@ impl Client {
     }
 
     /// Sends a reply, once all writes that were posted before it are done.
-    fn send(&mut self, reply: Vec<u8>) -> Result<(), ConnectionEnd> {
+    fn send(&mut self, reply: Reply) -> Result<(), ConnectionEnd> {
         match self.session.memory().last_posted() {
             Some(number) => self.held = Some((number, reply)),
-            None => self.connection().send(&reply)?,
+            None => self.send_now(&reply)?,
         }
         Ok(())
     }
@@ -95,14 +95,36 @@ impl Client {
         let memory = self.session.memory();
         let held = self.held.take_if(|(number, _)| memory.has_done(*number));
         if let Some((_, reply)) = held {
-            self.connection().send(&reply)?;
+            self.send_now(&reply)?;
         }
         Ok(())
     }
 
+    /// Sends a reply with its descriptors, or refuses what it replies to if those cannot be passed now.
+    fn send_now(&self, reply: &Reply) -> Result<(), ConnectionEnd> {
+        let mut connection = self.connection();
+        if reply.doorbells.is_empty() {
+            return connection.send(&reply.bytes);
+        }
+        let events = reply.doorbells.iter();
+        let events: Option<Vec<_>> = events
+            .map(|doorbell| self.session.event(doorbell).map(AsFd::as_fd))
+            .collect();
+        // Doorbells may have gone while the reply waited.
+        if let Some(events) = events
+            && connection.pass(&reply.bytes, &events)?
+        {
+            return Ok(());
+        }
+        connection.send(&reply.refused(Errno::AGAIN))
+    }
+
     /// Whether something is left of what it sent, of which its socket does not tell.
     pub(super) fn has_more(&self) -> bool {
-        self.held.is_some() || self.session.is_amid() || self.connection().has_waiting()
+        self.held.is_some()
+            || self.session.is_amid()
+            || self.session.is_rung()
+            || self.connection().has_waiting()
     }
 
     /// Returns `true` if its end of the socket is closed, whatever is still to be read.
@@ -129,6 +151,12 @@ impl Client {
     ) -> anyhow::Result<()> {
         self.connection().send_unsent()?;
         self.send_held()?;
+        if self.session.is_rung() {
+            let session = &mut self.session;
+            world.with_device(at, |function, hca, now| {
+                session.ring(&mut Lent { function, hca, now });
+            });
+        }
         while self.held.is_none() && !self.waits_for_memory() {
             // The connection is not held while the message is handled: the device may have to ask the VMM for memory.
             let message = self.next_message()?;

@@ -2,6 +2,7 @@
 //! of its guest.
 
 mod client;
+mod doorbells;
 mod guarded;
 pub(super) mod seat;
 mod shown;
@@ -18,6 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ib_vtime::{Duration, Instant};
 use rustix::io::Errno;
+use vf_proxy::Doorbell;
 
 use super::acceptor::Acceptor;
 use super::access::SocketName;
@@ -68,6 +70,8 @@ struct Door {
 enum Owner {
     Listener(HostFunction),
     Client(HostFunction),
+    /// The eventfd of a doorbell.
+    Doorbell(HostFunction, Doorbell),
     Refused,
     /// The threads that write to guarded memory.
     Memory,
@@ -286,7 +290,8 @@ impl VfioUserSockets {
         };
         let interrupts = device.function().interrupt_vectors();
         let signaller = signaller.with_wakeups(socket.wakeups().clone());
-        let session = Session::new(seat.memory.clone(), interrupts, signaller);
+        let session = Session::new(seat.memory.clone(), interrupts, signaller)
+            .with_doorbells(Box::new(doorbells::event));
         turn.watch(&socket);
         self.owners.insert(socket.as_raw_fd(), Owner::Client(at));
         let client = Client::new(turn.now, Connection::new(socket, interrupts), session);
@@ -338,6 +343,16 @@ impl VfioUserSockets {
         }
     }
 
+    /// Serves a VMM now, or when those before it were.
+    fn serve_in_turn(&mut self, turn: &mut Turn<'_>, at: HostFunction) {
+        if self.served < SHARE && self.unfinished.is_before_all(at) {
+            self.serve(turn, at);
+        } else {
+            self.unfinished.add(at);
+            self.again = Some(turn.now);
+        }
+    }
+
     /// Takes what a VMM sent, and gives it what waits for it.
     fn serve(&mut self, turn: &mut Turn<'_>, at: HostFunction) {
         let Some(client) = self
@@ -355,6 +370,11 @@ impl VfioUserSockets {
         self.unfinished.charge(at, length);
         match served {
             Ok(()) => {
+                self.watch_doorbells(turn, at);
+                let door = self.doors.get_mut(&at);
+                let Some(client) = door.and_then(|door| door.client.as_mut()) else {
+                    return;
+                };
                 // It is asked once: the memory's thread may change the answer at any time.
                 let waits = client.waits_for_memory();
                 if let Some(wanted) = client.new_watch(waits) {
@@ -372,6 +392,12 @@ impl VfioUserSockets {
 
     /// Lets a VMM go: its device is as after a reset, and reaches no memory any more.
     fn part(&mut self, turn: &mut Turn<'_>, at: HostFunction, why: &dyn core::fmt::Display) {
+        let door = self.doors.get_mut(&at);
+        let Some(client) = door.and_then(|door| door.client.as_mut()) else {
+            return;
+        };
+        client.session.remove_doorbells();
+        self.watch_doorbells(turn, at);
         let door = self.doors.get_mut(&at);
         let Some(door) = door else { return };
         let Some(client) = door.client.take() else {
@@ -541,15 +567,11 @@ impl WayIn for VfioUserSockets {
             Owner::Refused => self.tell_refused(turn, ready.fd),
             // The next flush looks at the memory.
             Owner::Memory => turn.lab.guard_notice.clear(),
+            Owner::Doorbell(at, doorbell) => self.note_rung(turn, at, doorbell),
             Owner::Client(at) => {
                 let ended = EventSet::HANG_UP | EventSet::ERROR;
                 if ready.events.intersects(EventSet::IN | EventSet::OUT) {
-                    if self.served < SHARE && self.unfinished.is_before_all(at) {
-                        self.serve(turn, at);
-                    } else {
-                        self.unfinished.add(at);
-                        self.again = Some(turn.now);
-                    }
+                    self.serve_in_turn(turn, at);
                 } else if ready.events.intersects(ended) {
                     self.part(turn, at, &"the VMM is gone");
                 }
@@ -561,6 +583,7 @@ impl WayIn for VfioUserSockets {
         self.again = None;
         self.wake(turn);
         self.open_new(turn);
+        self.signal_doorbells(turn);
         self.signal(turn);
         self.look_at_guarded(turn);
         self.admit_next(turn);

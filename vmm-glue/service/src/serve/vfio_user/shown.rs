@@ -102,6 +102,7 @@ impl Lab {
                 .device(seat.at)
                 .map_or(0, |device| device.resets()),
             commands: (commands.commands, commands.errors),
+            rings: commands.rings,
             vmms: seat.vmms,
             refused: seat.refused,
             socket: seat
