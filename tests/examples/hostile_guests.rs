@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let function = |_| {
         let function = Mlx4Function::new(&Mlx4Config::default());
-        Box::new(function) as Box<dyn vf_proxy::PciFunction>
+        Box::new(function) as Box<dyn vf_pci::PciFunction>
     };
     let mut siege = Siege::new(&plan, function)?;
     let start = Instant::now();

@@ -8,7 +8,7 @@ use std::error::Error;
 use std::time::Instant;
 
 use mlx4_defs::Opcode;
-use vf_proxy::PciFunction;
+use vf_pci::PciFunction;
 use vf_proxy::mlx4::{Mlx4Config, Mlx4Function};
 use vhca_tests::mlx4_driver::{
     Bench, Bus, Command, Destination, Driver, DriverError, GuestId, GuestMemory, Lab, LabPlan,

@@ -101,9 +101,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("vf-queues", &["hca-api", "ib-vtime"]),
+    ("vf-pci", &["hca-api", "ib-vtime"]),
     (
         "vf-proxy",
         &[
+            "vf-pci",
             "vf-queues",
             "vf-tunnel",
             "mlx4-defs",
@@ -125,9 +127,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     // A VMM links these wherever the adapter is: no fabric, no PF.
-    ("vhca-device", &["vf-proxy", "hca-api", "ib-vtime"]),
+    ("vhca-device", &["vf-pci", "hca-api", "ib-vtime"]),
     // A VMM with VFs of a service links these: no adapter, no server.
-    ("vhca-remote", &["vhca-device", "vhca-vfio-user-codec"]),
+    (
+        "vhca-remote",
+        &["vf-pci", "vhca-device", "vhca-vfio-user-codec"],
+    ),
     // A VMM links these with the adapter: no server, no command, no exercise.
     (
         "vhca",
@@ -141,6 +146,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "ib-endpoint",
             "subnet-lite",
             "pf-context",
+            "vf-pci",
             "vf-proxy",
             "vf-tunnel",
             "vhca-device",
@@ -159,7 +165,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "vhca-device",
             "vhca-receiver",
             "vhca-vfio-user-codec",
-            "vf-proxy",
+            "vf-pci",
             "hca-api",
             "ib-vtime",
         ],
@@ -185,6 +191,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "verbs-link",
             "ib-ipoib",
             "pf-context",
+            "vf-pci",
             "vf-proxy",
             "mad-mux",
             "cm-paravirt",
@@ -217,6 +224,7 @@ const ALL: &[&str] = &["*"];
 const MAY_TEST_WITH: &[(&str, &[&str])] = &[
     ("pf-context", &["vf-proxy"]),
     ("hca-functions", &["emulated-hca", "ib-endpoint"]),
+    ("vf-pci", &["emulated-hca", "ib-wire"]),
     ("vf-proxy", &["emulated-hca"]),
     ("verbs-link", &["emulated-hca"]),
     ("vhca-device", &["emulated-hca", "ib-wire"]),
@@ -244,6 +252,7 @@ const MAY_DO_IO: &[&str] = &[
 
 /// Packages that may hold `unsafe` blocks, each block justified.
 const MAY_BE_UNSAFE: &[&str] = &[
+    "vhca-remote",
     "vhca-vfio-user",
     "vhca-service",
     "vhca-umad",

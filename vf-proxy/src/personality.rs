@@ -2,7 +2,7 @@
 
 use ib_wire::mad::Mad;
 
-use crate::PciFunction;
+use vf_pci::PciFunction;
 
 /// A kind of adapter that a VF shows its guest.
 ///

@@ -10,7 +10,7 @@ use hca_api::{FunctionId, FunctionManager, FunctionSpec, Hca, ResourceCounts};
 use ib_vtime::Instant;
 use ib_wire::Guid;
 use rustix::event::{EventfdFlags, eventfd};
-use vf_proxy::PciFunction;
+use vf_pci::PciFunction;
 use vf_proxy::mlx4::{Mlx4Config, Mlx4Function};
 use vhca::Slice;
 use vhca_receiver::PassedFd;

@@ -10,7 +10,7 @@ use hca_api::{
 };
 use ib_vtime::{Duration, Instant};
 use ib_wire::{Guid, Lid, Mtu, PKeyIndex, PortNum};
-use vf_proxy::{PciEvent, PciFunction};
+use vf_pci::{PciEvent, PciFunction};
 
 use super::{Bus, GuestMemory};
 

@@ -8,7 +8,7 @@ use ib_vtime::{Duration, Instant};
 use ib_wire::{Guid, PortNum};
 use pf_context::context::{PfConfig, VfSpec};
 use subnet_lite::SubnetConfig;
-use vf_proxy::PciFunction;
+use vf_pci::PciFunction;
 use vf_tunnel::VfId;
 use vhca::Driven;
 use vhca::world::{HostFunction, HostId, World, vf_spec};

@@ -14,7 +14,7 @@ mod random;
 mod resets;
 mod served;
 
-use vf_proxy::PciFunction;
+use vf_pci::PciFunction;
 use vf_proxy::mlx4::{Mlx4Config, Mlx4Function};
 use vhca_tests::mlx4_driver::{Bench, GuestMemory, Lab, LabPlan};
 

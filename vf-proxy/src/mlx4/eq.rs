@@ -25,7 +25,7 @@ use zerocopy::IntoBytes;
 use self::backlog::Backlog;
 use super::capability::{FIRST_EQN, MAX_EQS};
 use super::mtt::{MttPin, Mtts};
-use crate::pci::{Fill, PagedBuffer};
+use vf_pci::{Fill, PagedBuffer};
 
 /// Largest queue: 2^17 entries, 4 MiB. The driver makes its own from the CQ quota.
 const MAX_LOG_ENTRIES: u8 = 17;

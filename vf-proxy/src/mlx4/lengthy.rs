@@ -12,7 +12,7 @@ use super::mpt::NewRegion;
 use super::objects::Objects;
 use super::queues::{Cq, NewRing, Tables};
 use super::vhcr::Output;
-use crate::pci::Fill;
+use vf_pci::Fill;
 
 /// How far a command is.
 #[derive(Debug)]

@@ -73,8 +73,9 @@ use self::eq::Progress;
 use self::lengthy::{Lengthy, Step};
 use self::objects::Objects;
 use self::vhcr::Output;
-use crate::pci::{Endpoint, Identity};
-use crate::{Bar, Doorbell, MsixMessage, PciEvent, PciFunction, Personality};
+use crate::Personality;
+use vf_pci::{Bar, Doorbell, MsixMessage, PciEvent, PciFunction};
+use vf_pci::{Endpoint, Identity};
 
 /// What configuration space says of the function.
 const IDENTITY: Identity = Identity {

@@ -11,7 +11,7 @@ use mlx4_defs::{MptIndex, MttIndex, Pdn, Status};
 
 use super::mtt::{MttPin, Mtts};
 use super::pd::{Pds, status_of};
-use crate::pci::{MAX_PAGE_SHIFT, MIN_PAGE_SHIFT};
+use vf_pci::{MAX_PAGE_SHIFT, MIN_PAGE_SHIFT};
 
 /// [`MptEntry::enable_invalidate`] of a region that a peer may invalidate, as drivers write it.
 const INVALIDATES: u8 = 3;

@@ -15,7 +15,7 @@ use mlx4_defs::{LogPageSize, MttIndex, Status};
 use zerocopy::network_endian::U64;
 
 use super::capability::MAX_REGIONS;
-use crate::pci::{MAX_PAGE_SHIFT, PagedBuffer};
+use vf_pci::{MAX_PAGE_SHIFT, PagedBuffer};
 
 /// A range that the driver was given.
 #[derive(Debug)]

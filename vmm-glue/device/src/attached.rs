@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use hca_api::{AddressSpace, Hca};
 use ib_vtime::Instant;
-use vf_proxy::{Bar, Doorbell, PciDevice};
+use vf_pci::{Bar, Doorbell, PciDevice};
 
 use super::Provider;
 use super::calls::{

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hca_api::AddressSpace;
 use thiserror::Error;
-use vf_proxy::{Bar, Doorbell};
+use vf_pci::{Bar, Doorbell};
 
 /// A base address register that a write to configuration space moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use core::fmt;
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use ib_vtime::Instant;
 use thiserror::Error;
-use vf_proxy::Doorbell;
+use vf_pci::Doorbell;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use vmm_sys_util::timerfd::TimerFd;

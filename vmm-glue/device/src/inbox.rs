@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use vf_proxy::Doorbell;
+use vf_pci::Doorbell;
 
 /// Writes of one device that may wait.
 const MOST: usize = 1024;

@@ -49,7 +49,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 pub use hca_api::AddressSpace;
 pub use ib_vtime::Instant;
-pub use vf_proxy::{Bar, Doorbell, MsixMessage};
+pub use vf_pci::{Bar, Doorbell, MsixMessage};
 
 pub use backend::Backend;
 pub use guest_ram::GuestRam;

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use hca_api::{AddressSpace, Hca};
 use ib_vtime::Instant;
-use vf_proxy::PciDevice;
+use vf_pci::PciDevice;
 
 use super::Slice;
 use super::calls::SaveError;

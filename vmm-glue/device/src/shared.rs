@@ -20,7 +20,7 @@ use std::time::{Duration, Instant as WallInstant};
 
 use ib_vtime::Instant;
 use thiserror::Error;
-use vf_proxy::{Doorbell, PciDevice};
+use vf_pci::{Doorbell, PciDevice};
 
 use super::Slice;
 use super::calls::FailureCall;

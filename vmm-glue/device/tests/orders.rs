@@ -28,7 +28,7 @@ use ib_vtime::Instant;
 use ib_wire::Guid;
 use shuttle::scheduler::{DfsScheduler, PctScheduler, Scheduler};
 use shuttle::{Config, Runner, thread};
-use vf_proxy::{Bar, Doorbell, MsixMessage, PciDevice, PciEvent, PciFunction};
+use vf_pci::{Bar, Doorbell, MsixMessage, PciDevice, PciEvent, PciFunction};
 
 use device::{Backend, Device, Interrupts, Provider, Slice, TrappedDoorbells, Wake};
 

@@ -1,6 +1,6 @@
 //! The function behind a socket, and its configuration space as far as a VMM has to follow it.
 
-use vhca_device::Bar;
+use vf_pci::{Bar, registers};
 use vhca_vfio_user_codec::{ClientCommand, DeviceInfo, IrqInfo, RegionInfo};
 
 use crate::error::{AttachError, LinkError};
@@ -14,32 +14,6 @@ const SPACE: usize = 256;
 
 /// Base address registers of a function.
 const BARS: u8 = 6;
-
-/// Registers of configuration space (`pci_regs.h`).
-const COMMAND: usize = 0x04;
-const FIRST_BAR: usize = 0x10;
-const CAPABILITIES: usize = 0x34;
-
-/// Bits of the command register: memory space and bus master.
-const MEMORY_SPACE: u16 = 1 << 1;
-const BUS_MASTER: u16 = 1 << 2;
-
-/// Bits of a base address register: 64-bit memory, of two registers; prefetchable.
-const IS_64_BIT: u8 = 0b100;
-const IS_PREFETCHABLE: u8 = 0b1000;
-
-/// Numbers of capabilities.
-const PCI_EXPRESS: u8 = 0x10;
-const MSI_X: u8 = 0x11;
-
-/// The device control register within the PCI Express capability; bit 15 begins a function-level reset.
-const DEVICE_CONTROL: usize = 8;
-const INITIATE_FLR: u8 = 1 << 7;
-
-/// MSI-X control: enabled, all vectors masked, and the number of the last vector.
-const ENABLE: u16 = 1 << 15;
-const FUNCTION_MASK: u16 = 1 << 14;
-const LAST_VECTOR: u16 = 0x7ff;
 
 /// The function, as the service describes it.
 #[derive(Clone, Debug)]
@@ -90,20 +64,23 @@ impl Layout {
             if size == 0 {
                 continue;
             }
-            let register = byte(&space, FIRST_BAR + 4 * usize::from(index));
-            let is_sound = size.is_power_of_two() && register & 0b111 == IS_64_BIT;
+            let register = bytes(&space, registers::BARS + 4 * usize::from(index));
+            let register = u32::from_le_bytes(register);
+            let is_sound =
+                size.is_power_of_two() && register & registers::BAR_TYPE == registers::BAR_64_BIT;
             if !is_sound || index == BARS - 1 {
                 return Err(AttachError::NoVf("a register is not of 64-bit memory"));
             }
             bars.push(Bar {
                 index,
                 size,
-                prefetchable: register & IS_PREFETCHABLE != 0,
+                prefetchable: register & registers::BAR_PREFETCHABLE != 0,
             });
         }
-        let msix = capability(&space, MSI_X).ok_or(AttachError::NoVf("it has no MSI-X"))?;
+        let msix =
+            capability(&space, registers::MSI_X).ok_or(AttachError::NoVf("it has no MSI-X"))?;
         let table = u32::from_le_bytes(bytes(&space, msix + 4));
-        let vectors = (word(&space, msix + 2) & LAST_VECTOR) + 1;
+        let vectors = (word(&space, msix + 2) & registers::MSIX_LAST_VECTOR) + 1;
         let info: IrqInfo = link.get(&ClientCommand::IrqInfo {
             index: IrqInfo::MSIX,
         })?;
@@ -124,16 +101,16 @@ impl Layout {
             // Three bits name the register, and the others are the offset.
             table: (table.to_le_bytes()[0] & 0b111, u64::from(table & !0b111)),
             msix,
-            express: capability(&space, PCI_EXPRESS),
+            express: capability(&space, registers::PCI_EXPRESS),
         })
     }
 
     /// Returns `true` if a write to configuration space begins a function-level reset.
     pub(crate) fn resets(&self, offset: u16, written: &[u8]) -> bool {
-        let control = self.express.map(|at| at + DEVICE_CONTROL + 1);
+        let control = self.express.map(|at| at + registers::DEVICE_CONTROL + 1);
         let index = control.and_then(|at| at.checked_sub(usize::from(offset)));
         let byte = index.and_then(|index| written.get(index));
-        byte.is_some_and(|byte| byte & INITIATE_FLR != 0)
+        byte.is_some_and(|byte| byte & registers::INITIATE_FLR.to_le_bytes()[1] != 0)
     }
 
     /// Reads configuration space after a reset (`written` is `None`) or a write to it.
@@ -148,11 +125,11 @@ impl Layout {
     }
 
     fn follow(&self, space: &[u8], before: &Config, written: Option<(u16, &[u8])>) -> Config {
-        let command = word(space, COMMAND);
+        let command = word(space, registers::COMMAND);
         let control = word(space, self.msix + 2);
         let addresses = self.bars.iter().enumerate().map(|(nth, bar)| {
             let mut address = before.addresses.get(nth).copied().unwrap_or_default();
-            let register = FIRST_BAR + 4 * usize::from(bar.index);
+            let register = registers::BARS + 4 * usize::from(bar.index);
             match written {
                 Some((offset, written)) => address.note_sizing(register, offset, written),
                 None => address.is_sized = [false; 2],
@@ -163,9 +140,11 @@ impl Layout {
             address
         });
         Config {
-            answers: command & MEMORY_SPACE != 0,
-            is_enabled: control & ENABLE != 0,
-            sends: command & BUS_MASTER != 0 && control & (ENABLE | FUNCTION_MASK) == ENABLE,
+            answers: command & registers::MEMORY_SPACE != 0,
+            is_enabled: control & registers::MSIX_ENABLE != 0,
+            sends: command & registers::BUS_MASTER != 0
+                && control & (registers::MSIX_ENABLE | registers::MSIX_FUNCTION_MASK)
+                    == registers::MSIX_ENABLE,
             addresses: addresses.collect(),
         }
     }
@@ -202,7 +181,7 @@ fn read_space(link: &mut Link) -> Result<Vec<u8>, LinkError> {
 
 /// Returns the place of a capability. Their list may be as long as it likes, and have no end.
 fn capability(space: &[u8], id: u8) -> Option<usize> {
-    let mut at = byte(space, CAPABILITIES);
+    let mut at = byte(space, registers::CAPABILITIES);
     for _ in 0..SPACE / 4 {
         let place = usize::from(at & !0b11);
         if place == 0 {
@@ -292,10 +271,13 @@ mod tests {
             let space = space(command, control, 0);
             layout.follow(&space, &Config::default(), None).sends
         };
-        assert!(sends(BUS_MASTER, ENABLE));
-        assert!(!sends(0, ENABLE));
-        assert!(!sends(BUS_MASTER, 0));
-        assert!(!sends(BUS_MASTER, ENABLE | FUNCTION_MASK));
+        assert!(sends(registers::BUS_MASTER, registers::MSIX_ENABLE));
+        assert!(!sends(0, registers::MSIX_ENABLE));
+        assert!(!sends(registers::BUS_MASTER, 0));
+        assert!(!sends(
+            registers::BUS_MASTER,
+            registers::MSIX_ENABLE | registers::MSIX_FUNCTION_MASK
+        ));
     }
 
     #[test]
@@ -311,12 +293,12 @@ mod tests {
     #[test]
     fn a_list_of_capabilities_without_an_end_is_left() {
         let mut space = vec![0; SPACE];
-        space[CAPABILITIES] = 0x40;
+        space[registers::CAPABILITIES] = 0x40;
         (space[0x40], space[0x41]) = (1, 0x50);
         (space[0x50], space[0x51]) = (5, 0x40);
-        assert_eq!(capability(&space, MSI_X), None);
-        (space[0x50], space[0x51]) = (MSI_X, 0);
-        assert_eq!(capability(&space, MSI_X), Some(0x50));
-        assert_eq!(capability(&[0xff; SPACE], MSI_X), None);
+        assert_eq!(capability(&space, registers::MSI_X), None);
+        (space[0x50], space[0x51]) = (registers::MSI_X, 0);
+        assert_eq!(capability(&space, registers::MSI_X), Some(0x50));
+        assert_eq!(capability(&[0xff; SPACE], registers::MSI_X), None);
     }
 }

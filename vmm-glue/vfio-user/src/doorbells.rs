@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
-use vf_proxy::{Doorbell, PciFunction};
+use vf_pci::{Doorbell, PciFunction};
 
 /// The most doorbells of a function that have an eventfd. Stores to the others are messages.
 pub const MAX_DOORBELLS: usize = 64;

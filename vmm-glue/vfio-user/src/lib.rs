@@ -1,4 +1,4 @@
-//! VFs for VMMs: a vfio-user server, by which QEMU and Cloud Hypervisor drive a [`vf_proxy::PciFunction`].
+//! VFs for VMMs: a vfio-user server, by which QEMU and Cloud Hypervisor drive a [`vf_pci::PciFunction`].
 //!
 //! * [`codec`] is the protocol, a crate of its own that clients use as well.
 //! * [`GuestMemory`] is what the VMM shares of its guest's memory.

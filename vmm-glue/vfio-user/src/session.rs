@@ -8,7 +8,7 @@ use hca_api::Hca;
 use ib_vtime::Instant;
 use rustix::io::Errno;
 use thiserror::Error;
-use vf_proxy::{Doorbell, PciFunction};
+use vf_pci::{Doorbell, PciFunction};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 

@@ -30,6 +30,8 @@ pub use pf_context::inspect::Inspect;
 pub use pf_context::{AdaptAnswer, EgressLimit, PfContext, PlaceError, VfPKeyEntry};
 pub use subnet_lite::sm::SmEvent;
 pub use subnet_lite::{OpenError, SubnetConfig, SubnetManager};
+pub use vf_pci::{PciDevice, PciFunction};
+pub use vf_proxy::Personality;
 pub use vf_proxy::mlx4::PERSONALITY as MLX4;
 pub use vf_proxy::native::{
     ConnectedQp, ConnectedQpId, ConnectedQpSpec, GroupEvent, GroupId, GroupSpec, LocalMemory,
@@ -37,7 +39,6 @@ pub use vf_proxy::native::{
     SharedCompletionsId, Transfer, TransferError, TransferLimits, TransferState, UdQp, UdQpId,
     UdQpSpec, VfPort, VfPortError, VfPortEvent, VirtualHca, VirtualHcaConfig, VirtualHcaEvent,
 };
-pub use vf_proxy::{PciDevice, PciFunction, Personality};
 pub use vf_tunnel::VfId;
 
 use crate::GuestRam;

@@ -5,7 +5,7 @@ use ib_endpoint::{SaEvent, SaRequest};
 use ib_vtime::Duration;
 use ib_wire::PortNum;
 use pf_context::inspect::Inspect;
-use vf_proxy::PciFunction;
+use vf_pci::PciFunction;
 use vhca::world::vf_spec;
 
 use super::super::{Destination, DriverError, Guest, GuestId, Lab, LabPlan, Talker, TalkerSpec};

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use pf_context::context::VfSpec;
-use vf_proxy::PciFunction;
+use vf_pci::PciFunction;
 use vf_tunnel::VfId;
 use vhca::device::Backend;
 use vhca::world::{HostId, World, vf_spec};

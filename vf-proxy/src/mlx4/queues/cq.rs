@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 use super::super::mtt::{MttPin, Mtts};
 use super::cqe::Entry;
 use super::moderation::Moderation;
-use crate::pci::{Fill, PagedBuffer};
+use vf_pci::{Fill, PagedBuffer};
 
 /// Largest queue: 2^17 entries, 4 MiB.
 const MAX_LOG_ENTRIES: u8 = 17;

@@ -8,7 +8,7 @@ use mlx4_defs::wqe::DataSegment;
 use zerocopy::IntoBytes;
 
 use super::keys::{LocalKeys, SharedKeys};
-use crate::pci::PagedBuffer;
+use vf_pci::PagedBuffer;
 
 /// How the guest's memory is read: by the provider, or by the function itself.
 pub(super) type Reader<'a> = dyn Fn(u64, &mut [u8]) -> Result<(), DmaFault> + 'a;

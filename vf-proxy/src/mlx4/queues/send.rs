@@ -8,7 +8,7 @@ use mlx4_defs::wqe::ControlSegment;
 use zerocopy::IntoBytes;
 
 use super::wqe::request_size;
-use crate::pci::PagedBuffer;
+use vf_pci::PagedBuffer;
 
 /// A send queue.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex as Plain};
 use hca_api::{Hca, HcaEvent};
 use ib_vtime::Instant;
 use shuttle::thread;
-use vf_proxy::{Bar, Doorbell, MsixMessage, PciEvent, PciFunction};
+use vf_pci::{Bar, Doorbell, MsixMessage, PciEvent, PciFunction};
 
 use crate::device::{
     Backend, Device, Doorbells, Interrupts, PlacedDoorbell, Provider, TrappedDoorbells, Wake,

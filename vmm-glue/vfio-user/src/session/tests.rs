@@ -1,7 +1,7 @@
 use emulated_hca::{Adapters, Fabric, HcaConfig};
 use hca_api::{FunctionId, HcaEvent};
 use ib_wire::Guid;
-use vf_proxy::{Bar, PciEvent};
+use vf_pci::{Bar, PciEvent};
 use zerocopy::little_endian::U16;
 
 use super::*;

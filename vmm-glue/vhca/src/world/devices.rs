@@ -3,7 +3,7 @@
 use hca_api::Hca;
 use ib_vtime::Instant;
 use pf_context::PlaceError;
-use vf_proxy::{PciChanges, PciDevice, PciFunction};
+use vf_pci::{PciChanges, PciDevice, PciFunction};
 use vf_tunnel::VfId;
 
 use super::{HostFunction, HostId, World};

@@ -2,7 +2,7 @@
 
 use emulated_hca::Pace;
 use ib_vtime::{Duration, Instant};
-use vf_proxy::PciDevice;
+use vf_pci::PciDevice;
 
 use super::{HostFunction, HostId, Outcome, World};
 use crate::{Driven, Slice};

@@ -8,7 +8,7 @@ use hca_api::{Hca, HcaEvent};
 use ib_vtime::Instant;
 use ib_wire::Guid;
 use pf_context::context::PfConfig;
-use vf_proxy::{PciEvent, PciFunction};
+use vf_pci::{PciEvent, PciFunction};
 use vf_tunnel::VfId;
 use vhca::device::{Bar, Doorbell, MsixMessage};
 use vhca::world::{HostFunction, World, vf_spec};

@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
-use vf_proxy::Doorbell;
+use vf_pci::Doorbell;
 use vhca::watch::EventSet;
 use vhca::world::HostFunction;
 use vhca_receiver::{Work, during};

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ib_vtime::{Duration, Instant};
 use rustix::io::Errno;
-use vf_proxy::Doorbell;
+use vf_pci::Doorbell;
 
 use super::acceptor::Acceptor;
 use super::access::SocketName;

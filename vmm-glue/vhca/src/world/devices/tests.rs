@@ -3,9 +3,9 @@ use hca_api::{AsyncEvent, HcaError, HcaEvent};
 use ib_vtime::Duration;
 use ib_wire::Guid;
 use pf_context::context::PfConfig;
-use vf_proxy::Bar;
+use vf_pci::Bar;
 
-use vf_proxy::PciEvent;
+use vf_pci::PciEvent;
 
 use super::*;
 use crate::Driven;

@@ -17,7 +17,7 @@ use ib_wire::Guid;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use vf_proxy::{Bar, PciEvent, PciFunction};
+use vf_pci::{Bar, PciEvent, PciFunction};
 use vf_tunnel::VfId;
 use vfio_user::Client as Peer;
 use zerocopy::little_endian::{U16, U32, U64};

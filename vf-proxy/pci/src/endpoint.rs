@@ -11,7 +11,7 @@ use crate::{Bar, MsixMessage, PciEvent};
 
 /// A PCI Express endpoint. A personality holds one and adds its own registers.
 #[derive(Debug)]
-pub(crate) struct Endpoint {
+pub struct Endpoint {
     bars: Vec<Bar>,
     /// The register with the MSI-X table.
     msix_bar: u8,
@@ -29,7 +29,7 @@ pub(crate) struct Endpoint {
 impl Endpoint {
     /// Makes an endpoint as it is after power-on: a personality's own registers, and one more with an MSI-X
     /// table of `vectors` entries. The table has 1 to 256; another number is taken to the next of these.
-    pub(crate) fn new(identity: &Identity, own: &[Bar], msix_bar: u8, vectors: u16) -> Self {
+    pub fn new(identity: &Identity, own: &[Bar], msix_bar: u8, vectors: u16) -> Self {
         let vectors = vectors.clamp(1, msix::MAX_VECTORS);
         let mut bars = own.to_vec();
         bars.push(Bar {
@@ -50,27 +50,27 @@ impl Endpoint {
     }
 
     /// The base address registers.
-    pub(crate) fn bars(&self) -> &[Bar] {
+    pub fn bars(&self) -> &[Bar] {
         &self.bars
     }
 
     /// Entries of the MSI-X table.
-    pub(crate) fn vectors(&self) -> u16 {
+    pub fn vectors(&self) -> u16 {
         self.msix.vectors()
     }
 
     /// Returns the message that signals a vector, as [`crate::PciFunction::message`] does.
-    pub(crate) fn message(&self, vector: u16) -> Option<MsixMessage> {
+    pub fn message(&self, vector: u16) -> Option<MsixMessage> {
         self.msix.message(vector)
     }
 
     /// Returns the address of a base address register, as [`crate::PciFunction::bar_address`] does.
-    pub(crate) fn bar_address(&self, bar: u8) -> Option<u64> {
+    pub fn bar_address(&self, bar: u8) -> Option<u64> {
         self.config_space.bar_address(bar)
     }
 
     /// Reads configuration space. Bytes beyond it read as zeros.
-    pub(crate) fn config_read(&self, offset: u16, out: &mut [u8]) {
+    pub fn config_read(&self, offset: u16, out: &mut [u8]) {
         self.config_space.read(offset, out);
     }
 
@@ -78,7 +78,7 @@ impl Endpoint {
     /// function-level reset; then nothing is applied, and the personality calls [`Endpoint::reset`] and
     /// resets itself.
     #[must_use]
-    pub(crate) fn config_write(&mut self, hca: &mut dyn Hca, offset: u16, bytes: &[u8]) -> bool {
+    pub fn config_write(&mut self, hca: &mut dyn Hca, offset: u16, bytes: &[u8]) -> bool {
         let resets = self.config_space.write(offset, bytes).reset;
         if !resets {
             self.apply_config(hca);
@@ -89,7 +89,7 @@ impl Endpoint {
     /// Reads behind a base address register what is not the personality's: ones while memory space is off, and
     /// the MSI-X table. Returns `false` for every other register; then `out` is as it was.
     #[must_use]
-    pub(crate) fn bar_read(&self, bar: u8, offset: u64, out: &mut [u8]) -> bool {
+    pub fn bar_read(&self, bar: u8, offset: u64, out: &mut [u8]) -> bool {
         if !self.config_space.answers() {
             out.fill(0xff);
         } else if bar == self.msix_bar {
@@ -103,7 +103,7 @@ impl Endpoint {
     /// Writes behind a base address register what is not the personality's, as [`Endpoint::bar_read`]
     /// reads it. Returns `false` for every other register.
     #[must_use]
-    pub(crate) fn bar_write(&mut self, bar: u8, offset: u64, bytes: &[u8]) -> bool {
+    pub fn bar_write(&mut self, bar: u8, offset: u64, bytes: &[u8]) -> bool {
         if !self.config_space.answers() {
             return true;
         }
@@ -117,7 +117,7 @@ impl Endpoint {
     }
 
     /// Raises an interrupt: it is signalled, or waits in the pending bits until it is no longer masked.
-    pub(crate) fn raise(&mut self, vector: u16) {
+    pub fn raise(&mut self, vector: u16) {
         if self.msix.raise(vector) {
             self.interrupts.insert(vector);
         }
@@ -126,7 +126,7 @@ impl Endpoint {
     /// Takes what the VMM is to be told next: what changed comes before the interrupts that depend on it. Poll until
     /// `None` after every call that takes `&mut self`.
     #[must_use]
-    pub(crate) fn poll_event(&mut self) -> Option<PciEvent> {
+    pub fn poll_event(&mut self) -> Option<PciEvent> {
         if let Some(vector) = self.changed_vectors.pop_first() {
             return Some(PciEvent::VectorChanged { vector });
         }
@@ -153,13 +153,13 @@ impl Endpoint {
     }
 
     /// Forgets interrupts that were raised, signalled or not.
-    pub(crate) fn forget_interrupts(&mut self) {
+    pub fn forget_interrupts(&mut self) {
         self.msix.forget_pending();
         self.interrupts.clear();
     }
 
     /// Puts every register back to its value after power-on.
-    pub(crate) fn reset(&mut self, hca: &mut dyn Hca) {
+    pub fn reset(&mut self, hca: &mut dyn Hca) {
         self.config_space.reset();
         self.msix.reset();
         self.interrupts.clear();

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use hca_api::{DmaFault, Hca};
 
 /// Base-2 logarithm of the smallest page: 4096 bytes.
-pub(crate) const MIN_PAGE_SHIFT: u8 = 12;
+pub const MIN_PAGE_SHIFT: u8 = 12;
 /// Base-2 logarithm of the largest page: 2 GiB.
-pub(crate) const MAX_PAGE_SHIFT: u8 = 31;
+pub const MAX_PAGE_SHIFT: u8 = 31;
 
 /// Bytes that are filled at once.
 const BLOCK: usize = 4096;
@@ -20,7 +20,7 @@ const BLOCKS_PER_STEP: usize = 32;
 ///
 /// The list is what the translation table held when the queue was made. A clone shares it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PagedBuffer {
+pub struct PagedBuffer {
     pages: Arc<[u64]>,
     shift: u8,
 }
@@ -28,7 +28,7 @@ pub(crate) struct PagedBuffer {
 impl PagedBuffer {
     /// A queue of pages of 2^`shift` bytes; the bits of a page's address below its size are flags and not
     /// looked at. `None` unless the size is between 2^12 and 2^31 bytes.
-    pub(crate) fn new(mut pages: Vec<u64>, shift: u8) -> Option<Self> {
+    pub fn new(mut pages: Vec<u64>, shift: u8) -> Option<Self> {
         if !(MIN_PAGE_SHIFT..=MAX_PAGE_SHIFT).contains(&shift) {
             return None;
         }
@@ -45,7 +45,7 @@ impl PagedBuffer {
     ///
     /// # Errors
     /// [`DmaFault`] beyond the queue, or where the guest has no memory.
-    pub(crate) fn read(&self, hca: &dyn Hca, offset: u64, buf: &mut [u8]) -> Result<(), DmaFault> {
+    pub fn read(&self, hca: &dyn Hca, offset: u64, buf: &mut [u8]) -> Result<(), DmaFault> {
         self.read_with(offset, buf, |addr, piece| hca.dma_read(addr, piece))
     }
 
@@ -53,7 +53,7 @@ impl PagedBuffer {
     ///
     /// # Errors
     /// As [`PagedBuffer::read`].
-    pub(crate) fn read_with(
+    pub fn read_with(
         &self,
         mut offset: u64,
         mut buf: &mut [u8],
@@ -73,7 +73,7 @@ impl PagedBuffer {
     ///
     /// # Errors
     /// As [`PagedBuffer::read`]; then a part may have been written.
-    pub(crate) fn write(
+    pub fn write(
         &self,
         hca: &mut dyn Hca,
         mut offset: u64,
@@ -93,12 +93,7 @@ impl PagedBuffer {
     ///
     /// # Errors
     /// As [`PagedBuffer::write`].
-    pub(crate) fn fill(
-        &self,
-        hca: &mut dyn Hca,
-        range: Range<u64>,
-        byte: u8,
-    ) -> Result<(), DmaFault> {
+    pub fn fill(&self, hca: &mut dyn Hca, range: Range<u64>, byte: u8) -> Result<(), DmaFault> {
         let block = [byte; BLOCK];
         let mut offset = range.start;
         while offset < range.end {
@@ -127,7 +122,7 @@ impl PagedBuffer {
 /// A guest makes queues of megabytes where it wants, as often as it wants, so this goes step by step. Nothing is
 /// written before all of the queue was found to be memory.
 #[derive(Debug)]
-pub(crate) struct Fill {
+pub struct Fill {
     buffer: PagedBuffer,
     /// Bytes up to the turn, and all.
     turn: u64,
@@ -140,7 +135,7 @@ pub(crate) struct Fill {
 
 impl Fill {
     /// Fills the first `end` bytes of a queue: `bytes[0]` up to `turn`, `bytes[1]` from there on.
-    pub(crate) const fn new(buffer: PagedBuffer, turn: u64, end: u64, bytes: [u8; 2]) -> Self {
+    pub const fn new(buffer: PagedBuffer, turn: u64, end: u64, bytes: [u8; 2]) -> Self {
         Self {
             buffer,
             turn,
@@ -155,7 +150,7 @@ impl Fill {
     ///
     /// # Errors
     /// [`DmaFault`] where the guest has no memory.
-    pub(crate) fn step(&mut self, hca: &mut dyn Hca) -> Result<bool, DmaFault> {
+    pub fn step(&mut self, hca: &mut dyn Hca) -> Result<bool, DmaFault> {
         const STEP: u64 = (BLOCK * BLOCKS_PER_STEP) as u64;
 
         if self.looked_at < self.end {

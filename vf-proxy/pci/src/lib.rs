@@ -1,4 +1,4 @@
-//! A PCI function as a VMM sees it.
+//! A PCI function as a VMM sees it: [`PciFunction`], and [`PciDevice`], which is one as the consumer of its VF.
 //!
 //! What a guest's driver drives is a *personality*: registers, rings and interrupts of some adapter,
 //! translated to calls on the VF's function. Front ends (a vfio-user server, a device inside a VMM) know
@@ -7,19 +7,24 @@
 //! Beside the trait is what personalities share: an [`Endpoint`] with configuration space, MSI-X and the
 //! interrupts to signal, and [`PagedBuffer`], a ring in pages of the guest's memory.
 
+#![forbid(unsafe_code)]
+
 mod config_space;
+mod device;
 mod endpoint;
 mod msix;
 mod paged_buffer;
+pub mod registers;
 
 use core::fmt;
 
 use hca_api::{Hca, HcaEvent};
 use ib_vtime::Instant;
 
-pub(crate) use self::config_space::Identity;
-pub(crate) use self::endpoint::Endpoint;
-pub(crate) use self::paged_buffer::{Fill, MAX_PAGE_SHIFT, MIN_PAGE_SHIFT, PagedBuffer};
+pub use config_space::Identity;
+pub use device::{PciChanges, PciDevice};
+pub use endpoint::Endpoint;
+pub use paged_buffer::{Fill, MAX_PAGE_SHIFT, MIN_PAGE_SHIFT, PagedBuffer};
 
 /// One of a function's base address registers. All are 64-bit memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

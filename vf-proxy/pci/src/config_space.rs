@@ -3,53 +3,29 @@
 use core::fmt;
 
 use super::msix::{PBA_OFFSET, TABLE_OFFSET};
-use crate::Bar;
+use crate::{Bar, registers};
 
 /// Bytes of configuration space.
 const SIZE: usize = 4096;
 
-/// Where things are in the header (PCI Local Bus 3.0, 6.1).
-mod header {
-    pub(super) const VENDOR: usize = 0x00;
-    pub(super) const DEVICE: usize = 0x02;
-    pub(super) const COMMAND: usize = 0x04;
-    pub(super) const STATUS: usize = 0x06;
-    /// Programming interface, subclass, class.
-    pub(super) const CLASS: usize = 0x09;
-    pub(super) const BARS: usize = 0x10;
-    pub(super) const SUBSYSTEM_VENDOR: usize = 0x2c;
-    pub(super) const SUBSYSTEM: usize = 0x2e;
-    pub(super) const CAPABILITIES: usize = 0x34;
-    pub(super) const INTERRUPT_LINE: usize = 0x3c;
-}
-
 /// Command register bits that can be set: memory space, bus master, parity error response, SERR#,
 /// interrupt disable.
 const COMMAND_WRITABLE: u16 = 0x0546;
-/// Command register: the function answers at the addresses in its base address registers.
-const MEMORY_SPACE: u16 = 1 << 1;
-/// Command register: the function may reach memory, and signal by messages, which are writes, too.
-const BUS_MASTER: u16 = 1 << 2;
 /// Status register: there is a capability list.
 const STATUS_CAPABILITIES: u16 = 0x0010;
 
-/// A BAR's type: 64-bit memory.
-const BAR_64_BIT: u32 = 0x4;
-const BAR_PREFETCHABLE: u32 = 0x8;
-
 /// The PCI Express capability (PCI Express Base 3.0, 7.8).
 mod pcie {
+    use crate::registers::DEVICE_CONTROL as CONTROL;
+
     pub(super) const AT: usize = 0x60;
-    pub(super) const ID: u8 = 0x10;
     /// Version 2, endpoint.
     pub(super) const CAPABILITIES: u16 = 0x0002;
     pub(super) const DEVICE_CAPABILITIES: usize = AT + 0x04;
     /// Role-based error reporting, payloads up to 256 bytes, function-level reset.
     pub(super) const CAN_DO: u32 = 1 << 28 | 1 << 15 | 1;
-    pub(super) const DEVICE_CONTROL: usize = AT + 0x08;
+    pub(super) const DEVICE_CONTROL: usize = AT + CONTROL;
     pub(super) const CONTROL_WRITABLE: u16 = 0x7fff;
-    /// Initiate Function Level Reset: reads as zero.
-    pub(super) const INITIATE_FLR: u16 = 1 << 15;
     pub(super) const LINK_CAPABILITIES: usize = AT + 0x0c;
     pub(super) const LINK_STATUS: usize = AT + 0x12;
     /// 8 lanes at 8 GT/s.
@@ -62,23 +38,20 @@ mod pcie {
 /// The MSI-X capability (PCI Local Bus 3.0, 6.8.2).
 mod msix_capability {
     pub(super) const AT: usize = 0x9c;
-    pub(super) const ID: u8 = 0x11;
     pub(super) const CONTROL: usize = AT + 2;
     pub(super) const TABLE: usize = AT + 4;
     pub(super) const PBA: usize = AT + 8;
-    pub(super) const ENABLE: u16 = 1 << 15;
-    pub(super) const FUNCTION_MASK: u16 = 1 << 14;
 }
 
 /// What a function says it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Identity {
+pub struct Identity {
     /// Vendor ID, of the subsystem too.
-    pub(crate) vendor: u16,
+    pub vendor: u16,
     /// Device ID, of the subsystem too.
-    pub(crate) device: u16,
+    pub device: u16,
     /// Class, subclass and programming interface.
-    pub(crate) class_code: [u8; 3],
+    pub class_code: [u8; 3],
 }
 
 /// What a write to configuration space asks of the function.
@@ -115,19 +88,19 @@ impl ConfigSpace {
             initial: Box::new([0; SIZE]),
             placements: Vec::new(),
         };
-        space.set(header::VENDOR, &identity.vendor.to_le_bytes());
-        space.set(header::DEVICE, &identity.device.to_le_bytes());
-        space.allow(header::COMMAND, &COMMAND_WRITABLE.to_le_bytes());
-        space.set(header::STATUS, &STATUS_CAPABILITIES.to_le_bytes());
+        space.set(registers::VENDOR, &identity.vendor.to_le_bytes());
+        space.set(registers::DEVICE, &identity.device.to_le_bytes());
+        space.allow(registers::COMMAND, &COMMAND_WRITABLE.to_le_bytes());
+        space.set(registers::STATUS, &STATUS_CAPABILITIES.to_le_bytes());
         let [class, subclass, interface] = identity.class_code;
-        space.set(header::CLASS, &[interface, subclass, class]);
+        space.set(registers::CLASS, &[interface, subclass, class]);
         for bar in bars {
             space.add_bar(*bar);
         }
-        space.set(header::SUBSYSTEM_VENDOR, &identity.vendor.to_le_bytes());
-        space.set(header::SUBSYSTEM, &identity.device.to_le_bytes());
-        space.allow(header::INTERRUPT_LINE, &[0xff]);
-        space.link(header::CAPABILITIES, pcie::AT);
+        space.set(registers::SUBSYSTEM_VENDOR, &identity.vendor.to_le_bytes());
+        space.set(registers::SUBSYSTEM, &identity.device.to_le_bytes());
+        space.allow(registers::INTERRUPT_LINE, &[0xff]);
+        space.link(registers::CAPABILITIES, pcie::AT);
         space.add_pcie();
         space.link(pcie::AT + 1, msix_capability::AT);
         space.add_msix(msix_bar, vectors);
@@ -149,11 +122,11 @@ impl ConfigSpace {
     }
 
     fn add_bar(&mut self, bar: Bar) {
-        let at = header::BARS + 4 * usize::from(bar.index);
+        let at = registers::BARS + 4 * usize::from(bar.index);
         let kind = if bar.prefetchable {
-            BAR_64_BIT | BAR_PREFETCHABLE
+            registers::BAR_64_BIT | registers::BAR_PREFETCHABLE
         } else {
-            BAR_64_BIT
+            registers::BAR_64_BIT
         };
         self.set(at, &kind.to_le_bytes());
         self.allow(at, &(!(bar.size - 1) & !0xf).to_le_bytes());
@@ -165,7 +138,7 @@ impl ConfigSpace {
     }
 
     fn add_pcie(&mut self) {
-        self.set(pcie::AT, &[pcie::ID]);
+        self.set(pcie::AT, &[registers::PCI_EXPRESS]);
         self.set(pcie::AT + 2, &pcie::CAPABILITIES.to_le_bytes());
         self.set(pcie::DEVICE_CAPABILITIES, &pcie::CAN_DO.to_le_bytes());
         self.allow(pcie::DEVICE_CONTROL, &pcie::CONTROL_WRITABLE.to_le_bytes());
@@ -204,7 +177,7 @@ impl ConfigSpace {
         }
         self.place(at, bytes);
         let control = pcie::DEVICE_CONTROL + 1;
-        let [_, flr] = pcie::INITIATE_FLR.to_le_bytes();
+        let [_, flr] = registers::INITIATE_FLR.to_le_bytes();
         let written = control.checked_sub(at).and_then(|index| bytes.get(index));
         ConfigWrite {
             reset: written.is_some_and(|byte| byte & flr != 0),
@@ -214,7 +187,7 @@ impl ConfigSpace {
     /// Follows a write to the base address registers.
     fn place(&mut self, at: usize, written: &[u8]) {
         for placement in &mut self.placements {
-            let register = header::BARS + 4 * usize::from(placement.bar);
+            let register = registers::BARS + 4 * usize::from(placement.bar);
             for (is_sized, half) in placement.is_sized.iter_mut().zip([register, register + 4]) {
                 let touched = at < half + 4 && half < at + written.len();
                 if touched {
@@ -247,12 +220,12 @@ impl ConfigSpace {
 
     /// Whether there is anything behind the base address registers.
     pub(super) fn answers(&self) -> bool {
-        self.word(header::COMMAND) & MEMORY_SPACE != 0
+        self.word(registers::COMMAND) & registers::MEMORY_SPACE != 0
     }
 
     /// Whether the function may reach memory and signal interrupts.
     pub(super) fn is_bus_master(&self) -> bool {
-        self.word(header::COMMAND) & BUS_MASTER != 0
+        self.word(registers::COMMAND) & registers::BUS_MASTER != 0
     }
 
     fn word(&self, at: usize) -> u16 {
