@@ -149,7 +149,10 @@ impl ConfigSpace {
     }
 
     fn add_msix(&mut self, bar: u8, vectors: u16) {
-        use msix_capability::{AT, CONTROL, ENABLE, FUNCTION_MASK, ID, PBA, TABLE};
+        use crate::registers::{
+            MSI_X as ID, MSIX_ENABLE as ENABLE, MSIX_FUNCTION_MASK as FUNCTION_MASK,
+        };
+        use msix_capability::{AT, CONTROL, PBA, TABLE};
         self.set(AT, &[ID]);
         self.set(CONTROL, &(vectors - 1).to_le_bytes());
         self.allow(CONTROL, &(ENABLE | FUNCTION_MASK).to_le_bytes());
@@ -214,7 +217,8 @@ impl ConfigSpace {
 
     /// Whether interrupts are on, and none of them is held back by the function mask.
     pub(super) fn msix_passes(&self) -> bool {
-        use msix_capability::{CONTROL, ENABLE, FUNCTION_MASK};
+        use crate::registers::{MSIX_ENABLE as ENABLE, MSIX_FUNCTION_MASK as FUNCTION_MASK};
+        use msix_capability::CONTROL;
         self.word(CONTROL) & (ENABLE | FUNCTION_MASK) == ENABLE
     }
 

@@ -392,10 +392,10 @@ mod tests {
         let mut pass = || connection.pass(&dma_read(7, 0, 8), &fds).unwrap();
         assert!(pass());
         assert!(!pass() && !pass());
-        let mut read = [0; 1000];
-        client.read(&mut read).unwrap();
+        let mut read = vec![0; dma_read(7, 0, 8).len()];
+        client.read_exact(&mut read).unwrap();
         assert!(pass());
-        client.read(&mut read).unwrap();
+        client.read_exact(&mut read).unwrap();
         // Nor does one overtake what waits.
         while !connection.has_unsent() {
             connection.send(&dma_write(7, 0, &[0; 4096])).unwrap();
