@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use vhca_device::calls::{Calls, FailureCall, Sealed};
 use vhca_device::{
@@ -15,6 +15,7 @@ use crate::doorbells::{self, Found, Placing};
 use crate::error::LinkError;
 use crate::link::Link;
 use crate::messages::Messages;
+use crate::sync::lock;
 use crate::watcher::{Watched, Watcher, drain};
 
 /// Shared by the handles of a device and its watcher.
@@ -88,11 +89,6 @@ struct Counters {
 
 fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
-}
-
-/// A panic of the VMM's in one of its calls leaves everything here as it is between two calls.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shared {

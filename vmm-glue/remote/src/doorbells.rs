@@ -14,9 +14,9 @@ use vhca_device::{Bar, Doorbell, Doorbells, PlacedDoorbell, SignalledDoorbell};
 use vhca_vfio_user_codec::IoEventFd;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::device::lock;
 use crate::error::LinkError;
 use crate::link::Link;
+use crate::sync::lock;
 
 /// The doorbells of a device, and the VMM that registers them.
 pub(crate) struct Placing {
@@ -100,6 +100,6 @@ fn doorbell(bar: &Bar, part: &IoEventFd) -> Option<Doorbell> {
 }
 
 fn event_of(event: OwnedFd) -> Arc<EventFd> {
-    // SAFETY: the descriptor is owned by nobody else.
+    // SAFETY: the descriptor has no other owner.
     Arc::new(unsafe { EventFd::from_raw_fd(event.into_raw_fd()) })
 }

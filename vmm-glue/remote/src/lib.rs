@@ -28,6 +28,7 @@ mod error;
 mod link;
 mod messages;
 mod socket;
+mod sync;
 mod watcher;
 
 #[cfg(test)]

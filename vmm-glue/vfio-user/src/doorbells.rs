@@ -55,7 +55,7 @@ impl Doorbells {
         self.events.get(doorbell)
     }
 
-    /// Makes the eventfds of a region's doorbells that have none yet, and removes those of doorbells that are gone. Returns the
+    /// Makes the eventfds of a region's doorbells that have none yet, and removes the eventfds of doorbells that are gone. Returns the
     /// doorbells of the region that have one, `most` at most.
     pub(super) fn of_region(
         &mut self,

@@ -72,7 +72,7 @@ pub enum SessionError {
     StrayReply,
 }
 
-/// What goes back to a client.
+/// A message to a client, in reply to one of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
     /// The bytes of the message.
@@ -127,7 +127,7 @@ pub struct Session {
     memory: GuestMemory,
     interrupts: Interrupts,
     doorbells: Doorbells,
-    /// Those whose eventfds were signalled.
+    /// Doorbells whose eventfds were signalled.
     rung: BTreeSet<Doorbell>,
     is_agreed: bool,
     most_data: usize,
@@ -160,7 +160,7 @@ impl Session {
         }
     }
 
-    /// Has doorbells rung by eventfds that are made so.
+    /// Returns the session with doorbells that are rung by eventfds, which `make` makes.
     #[must_use]
     pub fn with_doorbells(self, make: MakeEvent) -> Self {
         let doorbells = Doorbells::new(make);

@@ -227,7 +227,7 @@ pub fn parse_registers<F>(access: Access, reply: &Message<F>) -> Result<&[u8], R
 }
 
 /// Reads a reply to [`ClientCommand::RegionIoFds`], and returns the parts of the region that have an eventfd, with the
-/// number of that among the descriptors of the reply. Parts of other types, and those that want a value, are left out. A server
+/// number of that among the descriptors of the reply. Parts of other types, and parts that want a value, are left out. A server
 /// that has no such parts, or does not know the command, has none.
 ///
 /// # Errors

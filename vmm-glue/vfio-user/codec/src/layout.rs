@@ -247,11 +247,11 @@ layout! {
 layout! {
     /// A part of a region, and the eventfd that stands for writes to it (`vfio_user_sub_region_ioeventfd_t`).
     pub struct IoEventFd of 40 {
-        /// Where in the region.
+        /// Offset in the region.
         pub offset: U64,
         /// Bytes of a write; 0 for any.
         pub size: U64,
-        /// Which of the descriptors of the reply.
+        /// Index of the eventfd among the descriptors of the reply.
         pub fd_index: U32,
         /// [`Self::EVENTFD`]; other types are no eventfds alone.
         pub kind: U32,
@@ -299,8 +299,8 @@ layout! {
 impl IrqInfo {
     /// The type of MSI-X (`VFIO_PCI_MSIX_IRQ_INDEX`).
     pub const MSIX: u32 = 2;
-    /// The type of the one interrupt that says that the parts of regions with an eventfd are others than before. It follows those of
-    /// VFIO, and clients that do not know it need not ask.
+    /// The type of the one interrupt that says that the parts of regions with an eventfd are others than before. VFIO's types come
+    /// before it, and clients that do not know it need not ask.
     pub const DOORBELLS: u32 = 5;
 }
 
