@@ -40,6 +40,9 @@ impl Sm {
             return;
         }
         let notice = *mad.view::<LidRoutedSmp>().attribute::<Notice>();
+        if trap::calls_for_sweep(&notice) {
+            self.follow_up(now, from.lid);
+        }
         if !self.traps.admit(now, from.lid, notice.trap_number) {
             self.stats.noisy_traps += 1;
             return;

@@ -160,6 +160,7 @@ impl Sm {
 
     fn configured(&mut self, now: Instant) {
         self.first_sweep = false;
+        self.follow_ups.note_completed();
         self.next_check = now + self.config.sweep_interval;
         for guid in core::mem::take(&mut self.appeared) {
             self.event(SmEvent::PortAppeared(guid));

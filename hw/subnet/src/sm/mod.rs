@@ -14,6 +14,7 @@ mod answer;
 mod configure;
 mod discovery;
 mod election;
+mod follow_up;
 mod forwarding;
 mod job;
 mod queue;
@@ -35,6 +36,7 @@ use crate::lid::LidManager;
 use crate::topology::{DrPath, Node, PortId, Topology};
 use configure::Step;
 use discovery::{Discovery, OtherManager};
+use follow_up::FollowUps;
 use forwarding::{Members, Programmed};
 use job::{GuidBlock, Job, get, get_port};
 use queue::{QueueEvent, SmpQueue};
@@ -92,7 +94,7 @@ enum Phase {
     Discovering(Box<Discovery>),
     /// Heavy sweep, second part.
     Configuring(Step),
-    /// Light sweep; whether a change was found.
+    /// Light sweep, or a look at switches that sent traps; whether a change was found.
     Watching(bool),
     /// Asking a better manager to take over.
     HandingOver(OtherManager),
@@ -122,6 +124,7 @@ pub struct Sm {
     /// The master that a standby watches, and how many questions in a row it left unanswered.
     master: Option<(OtherManager, u32)>,
     traps: TrapFilter,
+    follow_ups: FollowUps,
     /// No heavy sweep was completed since the manager became master.
     first_sweep: bool,
     /// A heavy sweep is wanted as soon as possible.
@@ -160,6 +163,7 @@ impl Sm {
             duplicates: Vec::new(),
             master: None,
             traps: TrapFilter::default(),
+            follow_ups: FollowUps::default(),
             first_sweep: true,
             sweep_wanted: true,
             read_back_wanted: false,
@@ -341,8 +345,9 @@ impl Sm {
     /// When [`Self::handle_timeout`] wants to be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let check = matches!(self.phase, Phase::Idle).then_some(self.next_check);
-        [check, self.queue.poll_timeout()]
+        let is_idle = matches!(self.phase, Phase::Idle);
+        let check = is_idle.then_some(self.next_check);
+        [check, self.follow_ups.next(), self.queue.poll_timeout()]
             .into_iter()
             .flatten()
             .min()
@@ -356,12 +361,19 @@ impl Sm {
             self.check(now);
             self.process(now);
         }
+        if self.follow_ups.next().is_some_and(|next| next <= now) {
+            self.look_at_switches(now);
+            self.process(now);
+        }
     }
 
     fn process(&mut self, now: Instant) {
         while let Some(event) = self.queue.poll_event() {
             match event {
-                QueueEvent::Answered(job, mad) => self.on_answer(now, job, &mad),
+                QueueEvent::Answered(job, mad) => {
+                    self.follow_ups.note_answer(now);
+                    self.on_answer(now, job, &mad);
+                }
                 QueueEvent::Failed(job) => {
                     self.stats.timeouts += 1;
                     self.read_back_wanted |= job.is_read_back();
@@ -482,7 +494,7 @@ impl Sm {
             }
             Job::WatchSwitch(_) => {
                 if smp.attribute::<SwitchInfo>().port_state_change() {
-                    self.phase = Phase::Watching(true);
+                    self.switch_changed(false);
                 }
             }
             Job::WatchLocal => self.watch_local(smp.attribute::<PortInfo>()),
@@ -509,7 +521,8 @@ impl Sm {
             | Job::ReadLft { .. }
             | Job::ReadMft { .. }
             | Job::ReadGuids { .. } => self.trouble = true,
-            Job::WatchSwitch(_) | Job::WatchLocal => self.phase = Phase::Watching(true),
+            Job::WatchSwitch(_) => self.switch_changed(true),
+            Job::WatchLocal => self.phase = Phase::Watching(true),
             Job::Probe => {}
             Job::PollMaster => self.master_missed(now),
             Job::HandOver(_) => self.phase = Phase::Configuring(Step::Start),
@@ -556,6 +569,7 @@ impl Sm {
                 // Members and owners of aliases register with the new master.
                 self.groups.clear();
                 self.guids.clear();
+                self.follow_ups.clear();
             }
             self.event(SmEvent::StateChanged(state));
         }
