@@ -11,11 +11,13 @@ use ib_wire::Guid;
 use rustix::io::Errno;
 use thiserror::Error;
 
+use crate::address::TrunkAddress;
 use crate::carrier::Carrier;
 use crate::config::{TrunkConfig, TrunkPeer, TrunkWay};
 use crate::descriptors::{Descriptors, Interest};
 use crate::handshakes::{Handshakes, Outcome};
 use crate::listener::TrunkListener;
+use crate::stream::Security;
 
 /// Pause before a connection is tried again; it doubles with each failure up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -43,6 +45,12 @@ pub enum TrunkError {
     /// The address at which it listens.
     #[error("{0}: {1}")]
     Listen(TrunkWay, #[source] io::Error),
+    /// A trunk that listens has no other address.
+    #[error("{0} waits for connections: only an end that connects can have another address")]
+    Listens(TrunkWay),
+    /// There is no such trunk.
+    #[error("there is no such trunk")]
+    Unknown,
     /// The door, which connects, or a descriptor.
     #[error("cannot start to connect")]
     Door(#[source] io::Error),
@@ -64,6 +72,8 @@ pub struct Trunk {
     waits_for_room: bool,
     /// The door was asked for a connection.
     pub(crate) is_ordered: bool,
+    /// The connection that the door makes is one to an address that the trunk has left.
+    pub(crate) is_stale: bool,
     pause: Duration,
     /// Time of the next attempt.
     attempt: Option<Instant>,
@@ -108,6 +118,7 @@ impl Trunk {
             refused: VecDeque::new(),
             waits_for_room: false,
             is_ordered: false,
+            is_stale: false,
             pause: FIRST_PAUSE,
             attempt: None,
             refusal: None,
@@ -151,6 +162,27 @@ impl Trunk {
     #[must_use]
     pub fn statistics(&self) -> Statistics {
         self.end.statistics().copied().unwrap_or_default()
+    }
+
+    /// Ends the connection, and connects to another address from now on.
+    pub(crate) fn redirect<D: EndNode>(
+        &mut self,
+        now: Instant,
+        fabric: &mut Fabric<D>,
+        address: TrunkAddress,
+        security: Security,
+    ) -> Result<(), TrunkError> {
+        if !self.connects() {
+            return Err(TrunkError::Listens(self.config.way.clone()));
+        }
+        self.end.disconnect(fabric);
+        (self.carrier, self.handshakes) = (None, Handshakes::default());
+        self.config.way = TrunkWay::Connect(address);
+        self.config.security = security;
+        self.is_stale = self.is_ordered;
+        self.refusal = None;
+        (self.pause, self.attempt) = (FIRST_PAUSE, Some(now));
+        Ok(())
     }
 
     /// Returns `true` if a connection is to be ordered of the door.

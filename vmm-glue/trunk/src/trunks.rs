@@ -13,6 +13,7 @@ use crate::config::{TrunkConfig, TrunkWay};
 use crate::descriptors::{Descriptors, Interest};
 use crate::door::{Connected, Door};
 use crate::ring::Signals;
+use crate::stream::Security;
 use crate::trunk::{Trunk, TrunkError};
 
 /// Connections of one listener that are taken before others have their turn.
@@ -84,10 +85,7 @@ impl Trunks {
         near: Endpoint,
         config: TrunkConfig,
     ) -> Result<TrunkId, TrunkError> {
-        let is_over_rings = matches!(config.way.address(), TrunkAddress::Vhost(_));
-        if is_over_rings && self.signals.is_none() {
-            self.signals = Some(Signals::new().map_err(TrunkError::Door)?);
-        }
+        let is_over_rings = self.prepare_for(config.way.address())?;
         let needs_door = is_over_rings || matches!(config.way, TrunkWay::Connect(_));
         if self.door.is_none() && needs_door {
             let door = (self.open_door)().map_err(TrunkError::Door)?;
@@ -100,6 +98,35 @@ impl Trunks {
         trunk.listen(&self.descriptors)?;
         self.trunks.push(trunk);
         Ok(TrunkId(number))
+    }
+
+    /// Makes the descriptors for rings, if an address is of them. Returns `true` if it is.
+    fn prepare_for(&mut self, address: &TrunkAddress) -> Result<bool, TrunkError> {
+        let is_over_rings = matches!(address, TrunkAddress::Vhost(_));
+        if is_over_rings && self.signals.is_none() {
+            self.signals = Some(Signals::new().map_err(TrunkError::Door)?);
+        }
+        Ok(is_over_rings)
+    }
+
+    /// Has a trunk that connects leave its address for another one: a host behind it moves to another port of its fabric, or to another
+    /// site, and keeps its LIDs there. `security` is for the new address.
+    ///
+    /// # Errors
+    /// [`TrunkError::Listens`], [`TrunkError::Unknown`] and [`TrunkError::Door`].
+    pub fn redirect<D: EndNode>(
+        &mut self,
+        now: Instant,
+        fabric: &mut Fabric<D>,
+        id: TrunkId,
+        address: TrunkAddress,
+        security: Security,
+    ) -> Result<(), TrunkError> {
+        self.prepare_for(&address)?;
+        match self.trunks.get_mut(id.place()) {
+            Some(trunk) => trunk.redirect(now, fabric, address, security),
+            None => Err(TrunkError::Unknown),
+        }
     }
 
     /// Sets that further connections take further ports of the node that have no link by then, each as a trunk of its own. It does so for
@@ -193,6 +220,9 @@ impl Trunks {
                 continue;
             };
             trunk.is_ordered = false;
+            if core::mem::take(&mut trunk.is_stale) {
+                continue;
+            }
             let carrier = answer.connected.and_then(|connected| match connected {
                 Connected::Socket(socket) => trunk.carrier(socket),
                 Connected::Rings(parts) => match &self.signals {

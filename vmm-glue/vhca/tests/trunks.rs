@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use hca_api::PortState;
 use vhca::device::event::EventLoop;
 use vhca::emulated::{Endpoint, Fabric, Guid, Lid, VfOptions};
-use vhca::trunk::{Security, TrunkAddress, TrunkConfig, TrunkEvent, TrunkPeer, TrunkWay};
+use vhca::trunk::{Security, TrunkAddress, TrunkConfig, TrunkEvent, TrunkId, TrunkPeer, TrunkWay};
 use vhca::world::{HostFunction, World};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
@@ -44,16 +44,20 @@ fn free_port(fabric: &Fabric) -> Option<Endpoint> {
 struct Looped {
     steps: EventLoop<World>,
     host: HostFunction,
+    /// The trunk of a VMM.
+    trunk: Option<TrunkId>,
 }
 
 impl Looped {
-    /// Returns the world of a daemon: two switches, a subnet manager, and a host with a VF; its first switch has a trunk for a host.
-    fn daemon(socket: &Path) -> Self {
+    /// Returns the world of a daemon: two switches, a subnet manager, and a host with a VF; its first switch has trunks for hosts.
+    fn daemon(sockets: &[&Path]) -> Self {
         let (mut world, host) = World::with_one_vf(memory(), &VfOptions::default()).unwrap();
-        let free = free_port(world.fabric()).unwrap();
-        let way = TrunkWay::Listen(TrunkAddress::Unix(socket.to_owned()));
-        let trunk = config("daemon", way, TrunkPeer::Host);
-        world.add_trunk(free, trunk).unwrap();
+        for socket in sockets {
+            let free = free_port(world.fabric()).unwrap();
+            let way = TrunkWay::Listen(TrunkAddress::Unix((*socket).to_owned()));
+            let trunk = config("daemon", way, TrunkPeer::Host);
+            world.add_trunk(free, trunk).unwrap();
+        }
         Self::new(world, host)
     }
 
@@ -63,14 +67,18 @@ impl Looped {
         let (mut world, host, port) = World::with_one_vf_for_a_trunk(memory(), &options).unwrap();
         let way = TrunkWay::Connect(TrunkAddress::Unix(socket.to_owned()));
         let trunk = config("vmm", way, TrunkPeer::Fabric);
-        world.add_trunk(port, trunk).unwrap();
-        Self::new(world, host)
+        let trunk = world.add_trunk(port, trunk).unwrap();
+        Self {
+            trunk: Some(trunk),
+            ..Self::new(world, host)
+        }
     }
 
     fn new(world: World, host: HostFunction) -> Self {
         Self {
             steps: EventLoop::new(world).unwrap(),
             host,
+            trunk: None,
         }
     }
 
@@ -136,7 +144,7 @@ fn wait_until(loops: &mut [&mut Looped], is_reached: impl Fn(&[&mut Looped]) -> 
 fn a_world_of_one_host_is_a_host_of_the_daemons_fabric() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("trunk");
-    let mut daemon = Looped::daemon(&socket);
+    let mut daemon = Looped::daemon(&[&socket]);
     let mut vmm = Looped::vmm(&socket);
     wait_until(&mut [&mut daemon, &mut vmm], |loops| {
         loops[1].lid().is_some()
@@ -148,4 +156,30 @@ fn a_world_of_one_host_is_a_host_of_the_daemons_fabric() {
     assert_ne!(lid, daemon.lid());
     drop(vmm);
     wait_until(&mut [&mut daemon], |loops| loops[0].site().is_none());
+}
+
+#[test]
+fn a_host_that_leaves_a_port_for_another_one_keeps_its_lid() {
+    let folder = tempfile::tempdir().unwrap();
+    let [first, second] = ["first", "second"].map(|name| folder.path().join(name));
+    let mut daemon = Looped::daemon(&[&first, &second]);
+    let mut vmm = Looped::vmm(&first);
+    wait_until(&mut [&mut daemon, &mut vmm], |loops| {
+        loops[1].lid().is_some()
+    });
+    let lid = vmm.lid();
+    for socket in [second, first] {
+        let begun = Instant::now();
+        let trunk = vmm.trunk.unwrap();
+        let address = TrunkAddress::Unix(socket);
+        let redirect = |world: &mut World| world.redirect_trunk(trunk, address, Security::Plain);
+        let redirected = vmm.steps.backend().with(redirect).unwrap();
+        redirected.unwrap();
+        assert_eq!(vmm.lid(), None);
+        wait_until(&mut [&mut daemon, &mut vmm], |loops| {
+            loops[1].lid().is_some()
+        });
+        println!("away for {:?}", begun.elapsed());
+        assert_eq!(vmm.lid(), lid);
+    }
 }
