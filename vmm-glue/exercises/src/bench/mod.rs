@@ -17,6 +17,7 @@ mod rdma;
 mod rig;
 mod subnet;
 mod tid;
+mod trunk;
 mod tunnel;
 mod ud_hop;
 
@@ -78,6 +79,12 @@ pub enum Case {
     EmbedRegisterRead,
     /// Register writes to a device in the process, against those by vfio-user messages.
     EmbedRegisterWrite,
+    /// RDMA writes of 1 MiB to another world, by a trunk.
+    #[value(name = "trunk-write-1m")]
+    TrunkWriteLarge,
+    /// RDMA writes of 8 bytes to another world and back, by a trunk.
+    #[value(name = "trunk-write-8b")]
+    TrunkWriteSmall,
 }
 
 /// Cases that belong together.
@@ -126,7 +133,7 @@ impl Target {
 
 impl Case {
     /// All cases.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 23] = [
         Self::FloorCopy,
         Self::FloorLookup,
         Self::FloorCompute,
@@ -148,6 +155,8 @@ impl Case {
         Self::EmbedPostedWrite,
         Self::EmbedRegisterRead,
         Self::EmbedRegisterWrite,
+        Self::TrunkWriteLarge,
+        Self::TrunkWriteSmall,
     ];
 
     const fn name(self) -> &'static str {
@@ -173,6 +182,8 @@ impl Case {
             Self::EmbedPostedWrite => "embed-posted-write",
             Self::EmbedRegisterRead => "embed-register-read",
             Self::EmbedRegisterWrite => "embed-register-write",
+            Self::TrunkWriteLarge => "trunk-write-1m",
+            Self::TrunkWriteSmall => "trunk-write-8b",
         }
     }
 
@@ -221,6 +232,9 @@ impl Case {
         match self {
             Self::EmbedPostedWrite => Some(20_000.0),
             Self::EmbedRegisterRead => Some(1_000_000.0),
+            // 2 GB/s.
+            Self::TrunkWriteLarge => Some(524_288.0),
+            Self::TrunkWriteSmall => Some(15_000.0),
             Self::EmbedRegisterWrite => {
                 let mut figures = sample.figures.iter();
                 let message = figures.find(|(name, _)| *name == embed::MESSAGE)?;
@@ -551,6 +565,8 @@ fn prepare(case: Case, vfs: u16, live: u32) -> anyhow::Result<Measured> {
         Case::EmbedPostedWrite => embed::prepare_beside(embed::Access::PostedWrite),
         Case::EmbedRegisterRead => embed::prepare_beside(embed::Access::Read),
         Case::EmbedRegisterWrite => embed::prepare_writes(),
+        Case::TrunkWriteLarge => trunk::prepare_large(),
+        Case::TrunkWriteSmall => trunk::prepare_small(),
     })
 }
 

@@ -18,7 +18,7 @@ use pf_context::context::PfConfig;
 use subnet_lite::SubnetConfig;
 use vf_proxy::native::{
     ConnectedQp, ConnectedQpId, ConnectedQpSpec, MemoryRegion, Partition, Peer, VfPort,
-    VirtualHcaConfig,
+    VfPortEvent, VirtualHcaConfig, VirtualHcaEvent,
 };
 use vf_tunnel::VfId;
 
@@ -177,12 +177,12 @@ fn copy(size: &Size) -> f64 {
 }
 
 /// A VF's queue pair, with a region that its peer may read and write.
-struct End {
+pub(super) struct End {
     at: HostPortId,
     qp: ConnectedQpId,
-    region: MemoryRegion,
+    pub(super) region: MemoryRegion,
     /// The queue pair as its peer names it.
-    address: Peer,
+    pub(super) address: Peer,
 }
 
 /// Two VFs' queue pairs, connected to each other.
@@ -227,7 +227,11 @@ fn on_port<T>(
 }
 
 impl End {
-    fn open(world: &mut World, at: HostPortId, traffic: Traffic) -> anyhow::Result<Self> {
+    pub(super) fn open(
+        world: &mut World,
+        at: HostPortId,
+        traffic: Traffic,
+    ) -> anyhow::Result<Self> {
         on_port(world, at, |port, hca| {
             let rights =
                 AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
@@ -243,6 +247,43 @@ impl End {
         })
     }
 
+    /// Connects the queue pair.
+    pub(super) fn connect(&self, world: &mut World, peer: &Peer) -> anyhow::Result<()> {
+        self.with(world, |qp, hca| Ok(qp.connect(hca, peer)?))
+    }
+
+    /// Fills the front of the region with a value.
+    pub(super) fn fill(&self, world: &mut World, value: u8, bytes: u32) -> anyhow::Result<()> {
+        let (region, bytes) = (self.region, vec![value; bytes as usize]);
+        on_port(world, self.at, |_, hca| Ok(region.write(hca, 0, &bytes)?))
+    }
+
+    /// Returns `true` if all bytes at the front of the region have a value.
+    pub(super) fn has(&self, world: &mut World, value: u8, bytes: u32) -> anyhow::Result<bool> {
+        let (region, mut there) = (self.region, vec![0; bytes as usize]);
+        on_port(
+            world,
+            self.at,
+            |_, hca| Ok(region.read(hca, 0, &mut there)?),
+        )?;
+        Ok(there.iter().all(|byte| *byte == value))
+    }
+
+    /// Returns `true` if completions may have come, without a look at the queue.
+    pub(super) fn has_event(&self, world: &mut World) -> bool {
+        let mut any = false;
+        while let Some(event) = world.poll_vf_event(self.at.on()) {
+            any |= matches!(
+                event,
+                VirtualHcaEvent::Port {
+                    event: VfPortEvent::CompletionsReady(_),
+                    ..
+                }
+            );
+        }
+        any
+    }
+
     /// Calls something with the queue pair.
     fn with<T>(
         &self,
@@ -254,7 +295,7 @@ impl End {
         })
     }
 
-    fn post(
+    pub(super) fn post(
         &self,
         world: &mut World,
         op: SendOp<'_>,
@@ -270,7 +311,12 @@ impl End {
         })
     }
 
-    fn post_receives(&self, world: &mut World, bytes: u32, count: u32) -> anyhow::Result<()> {
+    pub(super) fn post_receives(
+        &self,
+        world: &mut World,
+        bytes: u32,
+        count: u32,
+    ) -> anyhow::Result<()> {
         let local = [self.region.sge(0, bytes)];
         self.with(world, |qp, hca| {
             (0..count).try_for_each(|_| Ok(qp.post_recv(hca, 0, &local)?))
@@ -278,13 +324,14 @@ impl End {
     }
 
     /// Takes all completions, which must be successes. Returns how many there were of sends and of receives.
-    fn completions(&self, world: &mut World) -> anyhow::Result<[u32; 2]> {
+    pub(super) fn completions(&self, world: &mut World) -> anyhow::Result<[u32; 2]> {
         while world.poll_vf_event(self.at.on()).is_some() {}
         self.with(world, |qp, hca| {
             let mut counts = [0; 2];
             while let Some(done) = qp.poll_cq(hca) {
                 ensure!(done.status == CompletionStatus::Success, "{done:?}");
-                counts[usize::from(done.op == CompletionOp::Recv)] += 1;
+                let is_received = matches!(done.op, CompletionOp::Recv | CompletionOp::RecvRdmaImm);
+                counts[usize::from(is_received)] += 1;
             }
             Ok(counts)
         })
@@ -308,7 +355,7 @@ impl Pair {
             End::open(&mut world, far, traffic)?,
         ];
         for (own, peer) in [(&ends[0], &ends[1]), (&ends[1], &ends[0])] {
-            own.with(&mut world, |qp, hca| Ok(qp.connect(hca, &peer.address)?))?;
+            own.connect(&mut world, &peer.address)?;
         }
         Ok(Self { world, ends })
     }
@@ -322,13 +369,8 @@ impl Pair {
             (a, b)
         };
         for (end, value) in [(source, 0x5a), (target, 0)] {
-            let bytes = vec![value; size.bytes as usize];
-            let region = end.region;
-            on_port(&mut self.world, end.at, |_, hca| {
-                Ok(region.write(hca, 0, &bytes)?)
-            })?;
+            end.fill(&mut self.world, value, size.bytes)?;
         }
-        let (target, region) = (target.at, target.region);
         let before = self.received();
         let began = Stopwatch::start();
         if traffic == Traffic::Latency {
@@ -337,11 +379,9 @@ impl Pair {
             self.stream(traffic, size)?;
         }
         let nanos = nanos_per(began.elapsed(), size.messages.into());
-        let mut bytes = vec![0; size.bytes as usize];
-        on_port(&mut self.world, target, |_, hca| {
-            Ok(region.read(hca, 0, &mut bytes)?)
-        })?;
-        let is_there = bytes.iter().all(|byte| *byte == 0x5a);
+        let [a, b] = &self.ends;
+        let target = if traffic == Traffic::Read { a } else { b };
+        let is_there = target.has(&mut self.world, 0x5a, size.bytes)?;
         let received = self.received() - before;
         let sent = u64::from(size.messages) * u64::from(size.bytes);
         ensure!(
@@ -430,7 +470,7 @@ fn resting_bytes() -> anyhow::Result<f64> {
             };
             let pair = [open(&ends[0])?, open(&ends[1])?];
             for (own, peer) in [(&pair[0], &pair[1]), (&pair[1], &pair[0])] {
-                own.with(&mut world, |qp, hca| Ok(qp.connect(hca, &peer.address)?))?;
+                own.connect(&mut world, &peer.address)?;
             }
             for (own, peer) in [(&pair[0], &pair[1]), (&pair[1], &pair[0])] {
                 let op = SendOp::RdmaWrite(peer.region.remote(0));
