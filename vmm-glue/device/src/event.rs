@@ -38,6 +38,9 @@ const TURNS: u32 = 4;
 /// Time for which a loop busy-polls by default: longer than a driver takes from one doorbell to the next.
 const BUSY_POLL: Duration = Duration::from_micros(50);
 
+/// A deadline that is nearer is not worth a sleep, which takes about as long: a provider that looks at memory has such deadlines.
+const BRIEF: Duration = Duration::from_micros(5);
+
 /// Why a loop cannot go on.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -184,12 +187,27 @@ impl<P: Provider> EventLoop<P> {
             }
         }
         let rung = core::mem::take(&mut self.sources.doorbells().rung);
+        let mut begun = self.backend.now();
         self.backend.ring_and_step(&rung)?;
         let mut deadline = self.backend.deadline()?;
         for _ in 1..TURNS {
             if deadline.is_none_or(|deadline| deadline > self.backend.now()) {
                 break;
             }
+            begun = self.backend.now();
+            self.backend.step()?;
+            deadline = self.backend.deadline()?;
+        }
+        let end = WallInstant::now() + self.busy_poll;
+        let is_brief = |begun, deadline: Option<Instant>, now| {
+            deadline.is_some_and(|deadline| deadline > begun && deadline < now + BRIEF)
+        };
+        while is_brief(begun, deadline, self.backend.now())
+            && WallInstant::now() < end
+            && self.sources.epoll.wait(0, &mut events[..1])? == 0
+        {
+            std::thread::yield_now();
+            begun = self.backend.now();
             self.backend.step()?;
             deadline = self.backend.deadline()?;
         }

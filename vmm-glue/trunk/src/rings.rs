@@ -2,9 +2,10 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant as WallInstant;
 
 use ib_trunk::{MAX_RECORD, Session};
-use ib_vtime::Instant;
+use ib_vtime::{Duration, Instant};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::{Errno, write};
@@ -72,6 +73,10 @@ pub(crate) struct Rings {
     buffer: Vec<u8>,
     /// Signalled when a call of [`Self::receive`] leaves chunks for the next one.
     again: OwnedFd,
+    /// Time after traffic in which no signal is asked for.
+    busy_poll: Duration,
+    /// End of that time, while it lasts: the owner looks at the queues again and again.
+    awake_until: Option<WallInstant>,
     /// Hangs up at the other end when it is dropped.
     _lifeline: OwnedFd,
     is_hung_up: bool,
@@ -166,10 +171,29 @@ impl Rings {
             signals: signals.clone(),
             buffer: Vec::new(),
             again,
+            busy_poll: Duration::ZERO,
+            awake_until: None,
             _lifeline: parts.lifeline,
             is_hung_up: false,
             failure: None,
         })
+    }
+
+    /// Sets for how long after traffic the queues are looked at, by [`Self::look`], in place of a wait for signals: a chunk then costs the
+    /// other end no system call, and this one no wake-up.
+    pub(crate) const fn set_busy_poll(&mut self, time: Duration) {
+        self.busy_poll = time;
+    }
+
+    /// Returns `true` if [`Self::look`] is to be called soon, since no signal may come.
+    pub(crate) const fn is_awake(&self) -> bool {
+        self.awake_until.is_some()
+    }
+
+    fn stay_awake(&mut self) {
+        if !self.busy_poll.is_zero() {
+            self.awake_until = Some(WallInstant::now() + self.busy_poll);
+        }
     }
 
     /// Takes note of notifications. They need no other answer than to look at the queues.
@@ -202,6 +226,15 @@ impl Rings {
         }
     }
 
+    /// Passes chunks that wait on to the session without a look for notifications, and asks for them again if none came for the time that
+    /// is set. Returns `false` if the connection has ended.
+    pub(crate) fn look(&mut self, now: Instant, session: &mut Session) -> bool {
+        match self.receive_chunks(now, session) {
+            Ok(()) => true,
+            Err(error) => self.fail(&error),
+        }
+    }
+
     fn receive_chunks(&mut self, now: Instant, session: &mut Session) -> Result<(), RingsError> {
         let mut read = 0;
         while !session.is_closed() {
@@ -227,6 +260,14 @@ impl Rings {
             for _ in 0..packets {
                 receive(&mut self.packets)?;
             }
+            if read > 0 {
+                self.stay_awake();
+            }
+            let is_over = |until| WallInstant::now() >= until;
+            if !self.awake_until.is_none_or(is_over) {
+                return Ok(());
+            }
+            self.awake_until = None;
             if !self.control.receiver.await_chunk()? & !self.packets.receiver.await_chunk()? {
                 return Ok(());
             }
@@ -248,10 +289,20 @@ impl Rings {
             // A record goes beyond the bound that is asked for, and not beyond the chunk.
             session.poll_packets(out, most.saturating_sub(MAX_RECORD))
         };
-        let sent = self.control.send(&self.signals, session, control);
-        let sent = sent.and_then(|()| self.packets.send(&self.signals, session, packets));
+        let (signals, is_awake) = (&self.signals, self.is_awake());
+        let sent = self.control.send(signals, is_awake, session, control);
+        let sent = sent.and_then(|any| {
+            let packets = self.packets.send(signals, is_awake, session, packets)?;
+            Ok(any || packets)
+        });
         match sent {
-            Ok(()) => true,
+            Ok(any) => {
+                if any {
+                    // The answer may come soon.
+                    self.stay_awake();
+                }
+                true
+            }
             Err(error) => self.fail(&error),
         }
     }
@@ -273,25 +324,29 @@ impl Rings {
 }
 
 impl Lane {
+    /// Sends chunks as far as there is room, for which an end that is not awake asks to be signalled. Returns `true` if any was sent.
     fn send(
         &mut self,
         signals: &Signals,
+        is_awake: bool,
         session: &mut Session,
         poll: impl Fn(&mut Session, &mut Vec<u8>) -> bool,
-    ) -> Result<(), RingsError> {
+    ) -> Result<bool, RingsError> {
+        let mut any = false;
         while !self.waiting.is_empty() || poll(session, &mut self.waiting) {
             while !self.sender.has_room()? {
-                if !self.sender.await_room()? {
-                    return Ok(());
+                if is_awake || !self.sender.await_room()? {
+                    return Ok(any);
                 }
             }
             self.sender.send(&self.waiting)?;
             self.waiting.clear();
+            any = true;
             if self.sender.must_notify()? {
                 signals.signal(&self.sent)?;
             }
         }
-        Ok(())
+        Ok(any)
     }
 }
 

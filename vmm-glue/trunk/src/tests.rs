@@ -3,7 +3,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use ib_trunk::{CloseReason, Hello, Session, SessionConfig, SessionEvent};
 use ib_vtime::{Duration, Instant};
 use ib_wire::Guid;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::{Carrier, Connected, Door, RingParts, Security, Signals, TrunkAddress, TrunkListener};
 
@@ -202,6 +202,44 @@ fn sessions_open_over_queues_and_close_with_the_reason_of_the_other_end() {
         let mut events = core::iter::from_fn(|| session.poll_event());
         let stopped = SessionEvent::Closed(CloseReason::Stopping);
         assert_eq!(events.by_ref().last(), Some(stopped));
+    }
+}
+
+#[test]
+fn queues_with_traffic_are_looked_at_without_signals_for_a_while_and_then_awaited() {
+    let is_ready = |carrier: &Carrier| {
+        let mut watched = [PollFd::new(carrier, PollFlags::IN)];
+        poll(&mut watched, Some(&Timespec::default())).unwrap() > 0
+    };
+    for receiving in [0, 1] {
+        let (mut carriers, mut sessions) = over_rings();
+        let send = |carriers: &mut [Carrier; 2], sessions: &mut [Session; 2], enabled| {
+            sessions[1 - receiving].report_port(enabled);
+            assert!(carriers[1 - receiving].transmit(&mut sessions[1 - receiving]));
+        };
+        let event = |sessions: &mut [Session; 2]| sessions[receiving].poll_event();
+        let (now, forever) = (Instant::ZERO, Duration::from_secs(3600));
+        assert!(!carriers[receiving].is_awake());
+        carriers[receiving].set_busy_poll(forever);
+        send(&mut carriers, &mut sessions, false);
+        wait_for(&carriers[receiving]);
+        assert!(carriers[receiving].receive(now, &mut sessions[receiving]));
+        assert!(event(&mut sessions).is_some());
+        assert!(carriers[receiving].is_awake());
+        send(&mut carriers, &mut sessions, true);
+        assert!(!is_ready(&carriers[receiving]), "a signal beside a look");
+        // The time after this traffic is over at once.
+        carriers[receiving].set_busy_poll(Duration::from_nanos(1));
+        assert!(carriers[receiving].look(now, &mut sessions[receiving]));
+        assert!(event(&mut sessions).is_some());
+        while carriers[receiving].is_awake() {
+            assert!(carriers[receiving].look(now, &mut sessions[receiving]));
+        }
+        assert!(!is_ready(&carriers[receiving]));
+        send(&mut carriers, &mut sessions, false);
+        assert!(is_ready(&carriers[receiving]), "no signal");
+        assert!(carriers[receiving].receive(now, &mut sessions[receiving]));
+        assert!(event(&mut sessions).is_some());
     }
 }
 

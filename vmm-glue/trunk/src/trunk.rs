@@ -351,6 +351,20 @@ impl Trunk {
         }
     }
 
+    /// Returns `true` if [`Self::look`] is to be called soon, since the descriptor of the connection may not become ready.
+    pub(crate) fn is_awake(&self) -> bool {
+        self.carrier.as_ref().is_some_and(Carrier::is_awake)
+    }
+
+    /// Takes bytes of a connection that had traffic a moment ago.
+    pub(crate) fn look(&mut self, now: Instant) {
+        if let (Some(carrier), Some(session)) = (&mut self.carrier, self.end.session_mut())
+            && !carrier.look(now, session)
+        {
+            session.handle_end();
+        }
+    }
+
     /// Moves packets, bytes and time on. Returns `true` if packets came into the fabric or left it.
     pub(crate) fn drive<D: EndNode>(
         &mut self,

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use ib_fabric::{EndNode, Endpoint, Fabric};
-use ib_vtime::Instant;
+use ib_vtime::{Duration, Instant};
 
 use crate::address::TrunkAddress;
 use crate::carrier::Carrier;
@@ -18,6 +18,12 @@ use crate::trunk::{Trunk, TrunkError};
 
 /// Connections of one listener that are taken before others have their turn.
 const BATCH: usize = 16;
+
+/// Time after traffic on queues in which they are looked at, and not waited for: longer than the other end takes to answer.
+const BUSY_POLL: Duration = Duration::from_micros(50);
+
+/// Time from one of these looks to the next.
+const LOOK: Duration = Duration::from_micros(1);
 
 /// The name of a trunk of a fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,7 +48,8 @@ pub enum TrunkEvent {
 /// The trunks of a fabric, with their connections. It never blocks.
 ///
 /// It is one descriptor: when that can be read, and at [`Self::poll_timeout`], and after each poll of the fabric, [`Self::poll`] is to be
-/// called.
+/// called. For a short time after traffic on queues in shared memory the former does not happen, and the latter is a microsecond away
+/// ([`Self::set_busy_poll`]).
 #[derive(Debug)]
 pub struct Trunks {
     descriptors: Descriptors,
@@ -52,6 +59,9 @@ pub struct Trunks {
     door: Option<Door>,
     open_door: fn() -> io::Result<Door>,
     signals: Option<Signals>,
+    busy_poll: Duration,
+    /// Time of the last poll.
+    polled: Instant,
     /// Trunks whose other end is another one than at the last event: an owner that takes none has one of each trunk, however often it flaps.
     changed: BTreeSet<TrunkId>,
     door_ended: Option<io::Error>,
@@ -70,9 +80,18 @@ impl Trunks {
             door: None,
             open_door,
             signals: None,
+            busy_poll: BUSY_POLL,
+            polled: Instant::ZERO,
             changed: BTreeSet::new(),
             door_ended: None,
         })
+    }
+
+    /// Sets for how long after traffic the queues of connections that come are looked at without a wait for signals: 50 µs by default, zero
+    /// turns it off. The other end then makes no system call for the records that it sends, and does not wake the thread here. An owner that cannot
+    /// poll each microsecond looks at them later, and then waits for signals again.
+    pub const fn set_busy_poll(&mut self, time: Duration) {
+        self.busy_poll = time;
     }
 
     /// Makes a trunk of a port without a link. It is down until the other end answers, and again after that.
@@ -159,6 +178,10 @@ impl Trunks {
                 }
             }
         }
+        self.polled = now;
+        for trunk in &mut self.trunks {
+            trunk.look(now);
+        }
         self.exchange(now, fabric)
     }
 
@@ -185,7 +208,10 @@ impl Trunks {
     /// Returns the time at which to poll at the latest.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.trunks.iter().filter_map(Trunk::poll_timeout).min()
+        let is_awake = self.trunks.iter().any(Trunk::is_awake);
+        let look = is_awake.then(|| self.polled + LOOK);
+        let trunks = self.trunks.iter().filter_map(Trunk::poll_timeout);
+        trunks.chain(look).min()
     }
 
     fn order_connections(&mut self, now: Instant) {
@@ -226,7 +252,13 @@ impl Trunks {
             let carrier = answer.connected.and_then(|connected| match connected {
                 Connected::Socket(socket) => trunk.carrier(socket),
                 Connected::Rings(parts) => match &self.signals {
-                    Some(signals) => Carrier::over_rings(parts, signals),
+                    Some(signals) => {
+                        let carrier = Carrier::over_rings(parts, signals);
+                        carrier.map(|mut carrier| {
+                            carrier.set_busy_poll(self.busy_poll);
+                            carrier
+                        })
+                    }
                     None => Err("no trunk has a vhost: address".to_owned()),
                 },
             });

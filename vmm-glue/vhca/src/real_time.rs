@@ -32,6 +32,9 @@ impl From<vmm_sys_util::errno::Error> for LoopError {
     }
 }
 
+/// A wait that is shorter is not worth a sleep, which takes about as long.
+const BRIEF: Duration = Duration::from_micros(5);
+
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunEnd {
@@ -58,7 +61,8 @@ impl StopHandle {
 }
 
 /// Drives a [`Driven`] in real time on the calling thread: polls it until it is quiet, then sleeps in
-/// `epoll_wait` until its next deadline, a descriptor of its own, or a stop request.
+/// `epoll_wait` until its next deadline, a descriptor of its own, or a stop request. For a deadline within a few microseconds it yields the
+/// processor in place of a sleep.
 ///
 /// Its [`Instant`]s count from the runner's creation.
 #[derive(Debug)]
@@ -144,9 +148,21 @@ impl<D: Driven> Runner<D> {
             if left.is_zero() {
                 return Ok(RunEnd::TimedOut);
             }
-            subscriber.arm_timer(left)?;
+            let deadline = subscriber.driven.poll_timeout();
+            let wait = subscriber.wait_for(deadline, left);
+            if wait > BRIEF {
+                subscriber.timer.reset(wait, None)?;
+            }
             self.take_over_watches()?;
-            self.manager.run()?;
+            if wait > BRIEF {
+                self.manager.run()?;
+                continue;
+            }
+            if deadline.is_some_and(|deadline| deadline > now) {
+                // There is nothing to do yet: threads that wait for the processor have it meanwhile.
+                std::thread::yield_now();
+            }
+            self.manager.run_with_timeout(0)?;
         }
     }
 }
@@ -186,15 +202,10 @@ impl<D: Driven> Subscriber<D> {
         Instant::ZERO + self.origin.elapsed()
     }
 
-    /// Arms the timer for the next deadline, in `longest` at the latest.
-    fn arm_timer(&mut self, longest: Duration) -> Result<(), LoopError> {
-        let wait = match self.driven.poll_timeout() {
-            Some(deadline) => deadline - self.now(),
-            None => longest,
-        };
-        // A zero time would disarm the timer.
-        let wait = wait.min(longest).max(Duration::from_nanos(1));
-        Ok(self.timer.reset(wait, None)?)
+    /// Returns the time until a deadline, at most `longest`.
+    fn wait_for(&self, deadline: Option<Instant>, longest: Duration) -> Duration {
+        let wait = deadline.map_or(longest, |deadline| deadline - self.now());
+        wait.min(longest)
     }
 
     fn take_event(&mut self, events: Events) -> Result<(), LoopError> {
