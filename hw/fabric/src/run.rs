@@ -35,7 +35,7 @@ pub struct PacketRun {
     transfer: Transfer,
     /// Payload of the run behind `start`.
     payload: Vec<u8>,
-    /// Bytes that left in frames.
+    /// Bytes in front of the payload that is left: headers, and the payload that left in frames.
     start: usize,
 }
 
@@ -76,7 +76,7 @@ impl PacketRun {
 
     /// Reads a run from one packet that stands for all of it, but has no bound of its length: the PSN of the first packet, and the
     /// opcode, flags and extended headers of a packet that is first or last in its message where the run is ([`PacketRun::headers`]).
-    /// `behind` has the extended headers and the payload. The sender of the run is not known.
+    /// `bytes` has the extended headers from `behind` on, and then the payload; the run keeps them. The sender of the run is not known.
     ///
     /// Returns `None` if no run has such headers: the service is neither RC nor UC, the path MTU has no such code, or the operation has
     /// no such payload in packets of that size.
@@ -85,17 +85,18 @@ impl PacketRun {
         mtu: Mtu,
         routing: (Lrh, Option<Grh>),
         bth: &Bth,
-        behind: &[u8],
+        bytes: Vec<u8>,
+        behind: usize,
     ) -> Option<Self> {
         let pmtu = PathMtu::new(mtu)?;
         let service = bth.opcode.service()?;
         if !matches!(service, TransportService::Rc | TransportService::Uc) {
             return None;
         }
-        let extended = ExtendedHeaders::of(bth.opcode, behind).ok()?;
+        let extended = ExtendedHeaders::of(bth.opcode, bytes.get(behind..)?).ok()?;
         let empty = Transfer::from_packet(bth, &extended, 0);
-        let payload = behind.get(empty.headers(service)?.extended().len()..)?;
-        let len = u32::try_from(payload.len()).ok()?;
+        let start = behind.checked_add(empty.headers(service)?.extended().len())?;
+        let len = u32::try_from(bytes.len().checked_sub(start)?).ok()?;
         let packets = pmtu.packets(len);
         let mut transfer = Transfer::from_packet(bth, &extended, len);
         // A message's last packet has a byte at least, if it is not the only one; all others are full (IBA 9.7.4.1.6).
@@ -133,7 +134,12 @@ impl PacketRun {
             grh: routing.1,
             bth: *bth,
         };
-        is_legal.then(|| Self::new(template, transfer, payload.to_vec()))
+        is_legal.then_some(Self {
+            template,
+            transfer,
+            payload: bytes,
+            start,
+        })
     }
 
     /// Returns the transport headers that one packet in place of all that are left would have, or `None` for operations that no

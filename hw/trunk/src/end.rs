@@ -9,8 +9,10 @@ use ib_vtime::Instant;
 use ib_wire::Vl;
 
 use crate::close::CloseReason;
+use crate::event::SessionEvent;
 use crate::hello::Hello;
-use crate::session::{Session, SessionConfig, SessionEvent, Statistics};
+use crate::session::{Session, SessionConfig};
+use crate::statistics::Statistics;
 
 /// Packets of a lane that wait for the link of the gateway at most. Others wait in the session, where they keep their credits.
 const DEPTH: usize = 64;

@@ -26,19 +26,21 @@
 mod close;
 mod credit;
 mod end;
-
+mod event;
 mod hello;
 mod record;
 mod run;
 mod session;
+mod statistics;
 
 pub use close::CloseReason;
 pub use credit::WINDOW;
-
 pub use end::{TrunkEnd, TrunkState};
+pub use event::SessionEvent;
 pub use hello::{Hello, MAX_SITE, SiteName, SiteNameError};
-pub use record::{MAX_BODY, MAX_RECORD};
-pub use session::{MANAGEMENT_DEPTH, Session, SessionConfig, SessionEvent, Statistics};
+pub use record::{MAX_BODY, MAX_RECORD, RecordSink};
+pub use session::{MANAGEMENT_DEPTH, Session, SessionConfig};
+pub use statistics::Statistics;
 
 #[cfg(test)]
 mod tests;

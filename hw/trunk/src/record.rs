@@ -99,6 +99,16 @@ impl SourceBody {
     }
 }
 
+/// Returns the bytes of a sender in front of a packet, and the flag for them.
+pub(crate) fn in_front(source: Option<&SourceBody>) -> (&[u8], u8) {
+    source.map_or((&[], 0), |source| (source.as_bytes(), flag::SOURCE))
+}
+
+/// Reads the body of a record that has one size.
+pub(crate) fn read<T: FromBytes>(body: &[u8]) -> Result<T, CloseReason> {
+    T::read_from_bytes(body).map_err(|_| CloseReason::Garbage)
+}
+
 /// The header of a record. Network byte order.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -151,13 +161,32 @@ pub(crate) fn split(bytes: &[u8], most: usize) -> Result<Option<Record<'_>>, Clo
     Ok(whole.map(|(body, rest)| Record { header, body, rest }))
 }
 
+/// A place that records are appended to: bytes, or memory that both ends share.
+pub trait RecordSink {
+    /// Returns the bytes that were appended.
+    fn written(&self) -> usize;
+
+    /// Appends bytes.
+    fn append(&mut self, bytes: &[u8]);
+}
+
+impl RecordSink for Vec<u8> {
+    fn written(&self) -> usize {
+        self.len()
+    }
+
+    fn append(&mut self, bytes: &[u8]) {
+        self.extend_from_slice(bytes);
+    }
+}
+
 /// Appends a record.
 pub(crate) fn put(out: &mut Vec<u8>, kind: Kind, body: &[u8]) {
     put_on(out, kind, 0, Vl::default(), &[body]);
 }
 
 /// Appends a record with flags and lane, of a body in parts.
-pub(crate) fn put_on(out: &mut Vec<u8>, kind: Kind, flags: u8, lane: Vl, body: &[&[u8]]) {
+pub(crate) fn put_on(out: &mut impl RecordSink, kind: Kind, flags: u8, lane: Vl, body: &[&[u8]]) {
     let length: usize = body.iter().map(|part| part.len()).sum();
     let header = Header {
         kind: kind.number(),
@@ -166,8 +195,8 @@ pub(crate) fn put_on(out: &mut Vec<u8>, kind: Kind, flags: u8, lane: Vl, body: &
         reserved: 0,
         length: U32::new(u32::try_from(length).unwrap_or(u32::MAX)),
     };
-    out.extend_from_slice(header.as_bytes());
-    body.iter().for_each(|part| out.extend_from_slice(part));
+    out.append(header.as_bytes());
+    body.iter().for_each(|part| out.append(part));
 }
 
 /// Body of a credit record: for each data lane the bytes that may come since the session began.

@@ -8,7 +8,7 @@ use ib_wire::Mtu;
 use ib_wire::packet::{Bth, Grh, Lnh, Lrh};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::record::{Kind, put_on};
+use crate::record::{Kind, RecordSink, put_on};
 
 /// Returns the bytes of the body of a run's record, or `None` if it has operations that no packet has.
 pub(crate) fn length(run: &PacketRun) -> Option<usize> {
@@ -18,7 +18,7 @@ pub(crate) fn length(run: &PacketRun) -> Option<usize> {
 }
 
 /// Appends the record of a run, with the bytes of its sender in front and the flag for them.
-pub(crate) fn put(out: &mut Vec<u8>, run: &PacketRun, (source, flag): (&[u8], u8)) {
+pub(crate) fn put(out: &mut impl RecordSink, run: &PacketRun, (source, flag): (&[u8], u8)) {
     let Some(headers) = run.headers() else {
         return;
     };
@@ -47,9 +47,10 @@ pub(crate) fn put(out: &mut Vec<u8>, run: &PacketRun, (source, flag): (&[u8], u8
     );
 }
 
-/// Reads the body of a run's record. Returns `None` for one that no end may send.
-pub(crate) fn read(mtu: u8, body: &[u8]) -> Option<PacketRun> {
-    let (lrh, behind) = Lrh::read_from_prefix(body).ok()?;
+/// Reads the body of a run's record, which is in `bytes` from `at` on, and makes these the buffer of the run. Returns `None` for one that no end
+/// may send.
+pub(crate) fn read(mtu: u8, bytes: Vec<u8>, at: usize) -> Option<PacketRun> {
+    let (lrh, behind) = Lrh::read_from_prefix(bytes.get(at..)?).ok()?;
     let (grh, behind) = match lrh.lnh() {
         Lnh::IbaLocal => (None, behind),
         Lnh::IbaGlobal => {
@@ -64,7 +65,8 @@ pub(crate) fn read(mtu: u8, body: &[u8]) -> Option<PacketRun> {
     if lrh.link_version() != 0 || bth.transport_version() != 0 || bth.pad_count() != 0 {
         return None;
     }
-    let run = PacketRun::from_headers(Mtu::new(mtu), (lrh, grh), &bth, behind)?;
+    let behind = bytes.len() - behind.len();
+    let run = PacketRun::from_headers(Mtu::new(mtu), (lrh, grh), &bth, bytes, behind)?;
     let head = run.head()?;
     (head.payload <= MAX_GATEWAY_RUN).then_some(run)
 }

@@ -6,17 +6,19 @@ use ib_fabric::{Crossing, Frame, PacketRun, PacketSource};
 use ib_vtime::{Duration, Instant};
 use ib_wire::Vl;
 use ib_wire::packet::{VCRC_SIZE, crc};
+use zerocopy::IntoBytes;
 use zerocopy::network_endian::U64;
-use zerocopy::{FromBytes, IntoBytes};
 
 use crate::close::CloseReason;
 use crate::credit::{Allowance, Room};
+use crate::event::SessionEvent;
 use crate::hello::{Features, Hello, HelloBody};
 use crate::record::{
-    CloseBody, CreditBody, DATA_LANES, Header, Kind, MAX_BODY, PingBody, PortBody, SourceBody,
-    flag, put, put_on, split,
+    CloseBody, CreditBody, DATA_LANES, Header, Kind, MAX_BODY, PingBody, PortBody, Record,
+    RecordSink, SourceBody, flag, in_front, put, put_on, read, split,
 };
 use crate::run;
+use crate::statistics::Statistics;
 
 /// Packets on VL15 that wait at most, each way; more are discarded and counted.
 pub const MANAGEMENT_DEPTH: usize = 64;
@@ -34,37 +36,6 @@ pub struct SessionConfig {
     pub hello: Hello,
     /// The session ends when nothing comes for so long. Pings leave each third of it.
     pub timeout: Duration,
-}
-
-/// An event of a session.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SessionEvent {
-    /// Both hellos are right.
-    Opened(Hello),
-    /// The port at the other end was enabled, or disabled.
-    PeerPort {
-        /// `true` if it is enabled.
-        enabled: bool,
-    },
-    /// The session is over. It is the last event.
-    Closed(CloseReason),
-}
-
-/// Counters of a session.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Statistics {
-    /// Packets that left, also in runs.
-    pub sent_packets: u64,
-    /// Bytes of them, from LRH to ICRC.
-    pub sent_bytes: u64,
-    /// Packets that came, also in runs.
-    pub received_packets: u64,
-    /// Bytes of them.
-    pub received_bytes: u64,
-    /// Packets on VL15 that were discarded, either way.
-    pub discarded: u64,
-    /// Time from the latest ping to its pong.
-    pub round_trip: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,25 +150,51 @@ impl Session {
         }
     }
 
-    /// Takes whole records of the other end, from a carrier that does not cut them. Bytes that end within a record end the session.
-    pub fn handle_records(&mut self, now: Instant, records: &[u8]) {
+    /// Takes whole records of the other end, from a carrier that does not cut them. Bytes that end within a record end the session. If the
+    /// last record is a run and takes at least half of the buffer, the run keeps that, and leaves an empty one.
+    pub fn handle_records(&mut self, now: Instant, records: &mut Vec<u8>) {
         if self.is_closed() {
             return;
         }
         self.heard = now;
-        if !self.handle_whole(now, records).is_empty() {
-            self.close(CloseReason::Garbage);
+        let rest = self.handle_while(now, records, |phase, record| {
+            // A small run in a large buffer would keep more memory than it has credits for.
+            let keeps = record.rest.is_empty() && 2 * record.body.len() >= records.capacity();
+            !(keeps && phase == Phase::Open && record.header.kind() == Some(Kind::Run))
+        });
+        let at = records.len() - rest.len();
+        let handled = match split(rest, MAX_BODY) {
+            _ if rest.is_empty() || self.is_closed() => Ok(()),
+            Ok(Some(record)) => {
+                let body = at + size_of::<Header>();
+                self.handle_run(record.header, core::mem::take(records), body)
+            }
+            Ok(None) | Err(_) => Err(CloseReason::Garbage),
+        };
+        if let Err(reason) = handled {
+            self.close(reason);
         }
     }
 
     /// Handles the whole records at the front of bytes. Returns the rest.
-    fn handle_whole<'b>(&mut self, now: Instant, mut bytes: &'b [u8]) -> &'b [u8] {
+    fn handle_whole<'b>(&mut self, now: Instant, bytes: &'b [u8]) -> &'b [u8] {
+        self.handle_while(now, bytes, |_, _| true)
+    }
+
+    /// Handles the whole records at the front of bytes, up to the first one that `is_next` says no to. Returns the rest.
+    fn handle_while<'b>(
+        &mut self,
+        now: Instant,
+        mut bytes: &'b [u8],
+        is_next: impl Fn(Phase, &Record<'_>) -> bool,
+    ) -> &'b [u8] {
         while !self.is_closed() {
             let most = match self.phase {
                 Phase::Greeting => MAX_HELLO,
                 Phase::Open | Phase::Closed => MAX_BODY,
             };
             let handled = match split(bytes, most) {
+                Ok(Some(record)) if !is_next(self.phase, &record) => break,
                 Ok(Some(record)) => {
                     bytes = record.rest;
                     self.handle_record(now, record.header, record.body)
@@ -336,9 +333,9 @@ impl Session {
     /// Appends packets and runs that are to leave until `out` has `most` bytes: it may get longer by one record. Returns `true` if
     /// anything was appended.
     #[must_use]
-    pub fn poll_packets(&mut self, out: &mut Vec<u8>, most: usize) -> bool {
-        let before = out.len();
-        while out.len() < most
+    pub fn poll_packets(&mut self, out: &mut impl RecordSink, most: usize) -> bool {
+        let before = out.written();
+        while out.written() < most
             && let Some(crossing) = self.next_leaving()
         {
             match crossing {
@@ -346,7 +343,13 @@ impl Session {
                 Crossing::Run(run) => self.put_run(out, &run),
             }
         }
-        out.len() > before
+        out.written() > before
+    }
+
+    /// Returns `true` if [`Self::poll_packets`] has packets or runs.
+    #[must_use]
+    pub fn has_packets(&self) -> bool {
+        !self.management.is_empty() || self.next_lane().is_some()
     }
 
     /// Queues a credit record, if it is worth one.
@@ -363,25 +366,23 @@ impl Session {
         if let Some(frame) = self.management.pop_front() {
             return Some(frame.into());
         }
-        for step in 0..DATA_LANES {
-            let lane = (self.turn + step) % DATA_LANES;
-            let Some(waiting) = self.leaving.get_mut(lane) else {
-                continue;
-            };
-            let Some(next) = waiting.front() else {
-                continue;
-            };
-            let (vl, bytes) = (next.crossing.lane(), next.bytes);
-            if self.allowance.has(vl, bytes) {
-                self.allowance.spend(vl, bytes);
-                self.turn = (lane + 1) % DATA_LANES;
-                return waiting.pop_front().map(|next| next.crossing);
-            }
-        }
-        None
+        let lane = self.next_lane()?;
+        let Waiting { crossing, bytes } = self.leaving.get_mut(lane)?.pop_front()?;
+        self.allowance.spend(crossing.lane(), bytes);
+        self.turn = (lane + 1) % DATA_LANES;
+        Some(crossing)
     }
 
-    fn put_packet(&mut self, out: &mut Vec<u8>, frame: &mut Frame) {
+    /// Returns the data lane whose turn it is, of the ones that have credits for their next packet.
+    fn next_lane(&self) -> Option<usize> {
+        let mut lanes = (0..DATA_LANES).map(|step| (self.turn + step) % DATA_LANES);
+        lanes.find(|lane| {
+            let next = self.leaving.get(*lane).and_then(VecDeque::front);
+            next.is_some_and(|next| self.allowance.has(next.crossing.lane(), next.bytes))
+        })
+    }
+
+    fn put_packet(&mut self, out: &mut impl RecordSink, frame: &mut Frame) {
         let lane = frame.lane();
         let source = self.source_to_send(frame.source());
         let (flags, vcrc) = match frame.vcrc_matches() {
@@ -407,7 +408,7 @@ impl Session {
         );
     }
 
-    fn put_run(&mut self, out: &mut Vec<u8>, run: &PacketRun) {
+    fn put_run(&mut self, out: &mut impl RecordSink, run: &PacketRun) {
         if let Some(head) = run.head() {
             self.statistics.sent_packets += u64::from(head.packets);
             self.statistics.sent_bytes += head.words * 4;
@@ -459,7 +460,7 @@ impl Session {
         match kind.ok_or(CloseReason::Garbage)? {
             Kind::Hello => return Err(CloseReason::Garbage),
             Kind::Packet => return self.handle_packet(header, body),
-            Kind::Run => return self.handle_run(header, body),
+            Kind::Run => return self.handle_run(header, body.to_vec(), 0),
             Kind::Credit => self.allowance.raise(&read::<CreditBody>(body)?)?,
             Kind::Port => {
                 let enabled = read::<PortBody>(body)?.enabled != 0;
@@ -546,10 +547,15 @@ impl Session {
         Ok(())
     }
 
-    fn handle_run(&mut self, header: Header, body: &[u8]) -> Result<(), CloseReason> {
+    /// Takes a run whose body is in `bytes` from `at` on.
+    fn handle_run(&mut self, header: Header, bytes: Vec<u8>, at: usize) -> Result<(), CloseReason> {
         let lane = header.lane().ok_or(CloseReason::Garbage)?;
+        let body = bytes.get(at..).unwrap_or_default();
         let (source, body) = SourceBody::take(header.flags, body)?;
-        let run = run::read(header.flags & !flag::SOURCE, body).filter(|_| self.carries_runs());
+        let length = body.len();
+        let at = bytes.len() - length;
+        let run = run::read(header.flags & !flag::SOURCE, bytes, at);
+        let run = run.filter(|_| self.carries_runs());
         let run = run.map(|run| match source {
             Some(source) => run.sent_by(source),
             None => run,
@@ -562,20 +568,15 @@ impl Session {
         if head.vl != lane {
             return Err(CloseReason::Garbage);
         }
-        self.room.receive(lane, body.len())?;
+        self.room.receive(lane, length)?;
         self.statistics.received_packets += u64::from(head.packets);
         self.statistics.received_bytes += head.words * 4;
         arrived.push_back(Waiting {
             crossing: Crossing::Run(run),
-            bytes: body.len(),
+            bytes: length,
         });
         Ok(())
     }
-}
-
-/// Returns the bytes of a sender in front of a packet, and the flag for them.
-fn in_front(source: Option<&SourceBody>) -> (&[u8], u8) {
-    source.map_or((&[], 0), |source| (source.as_bytes(), flag::SOURCE))
 }
 
 /// Returns a packet without its VCRC, which is of a link.
@@ -584,11 +585,6 @@ fn carried(frame: &Frame) -> &[u8] {
     bytes
         .split_last_chunk::<VCRC_SIZE>()
         .map_or(bytes, |(carried, _)| carried)
-}
-
-/// Reads the body of a record that has one size.
-fn read<T: FromBytes>(body: &[u8]) -> Result<T, CloseReason> {
-    T::read_from_bytes(body).map_err(|_| CloseReason::Garbage)
 }
 
 fn nanoseconds(time: Duration) -> u64 {

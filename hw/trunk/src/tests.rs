@@ -83,7 +83,7 @@ fn run(opcode: BthOpcode, behind: &[u8]) -> PacketRun {
         Lrh::read_from_bytes(&lrh).unwrap(),
         Bth::read_from_bytes(&bth).unwrap(),
     );
-    PacketRun::from_headers(Mtu::MTU_1024, (lrh, None), &bth, behind).unwrap()
+    PacketRun::from_headers(Mtu::MTU_1024, (lrh, None), &bth, behind.to_vec(), 0).unwrap()
 }
 
 fn lane(number: u8) -> Vl {

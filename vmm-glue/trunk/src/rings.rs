@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant as WallInstant;
 
-use ib_trunk::{MAX_RECORD, Session};
+use ib_trunk::{MAX_RECORD, RecordSink, Session};
 use ib_vtime::{Duration, Instant};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
@@ -57,8 +57,10 @@ struct Lane {
     sent: OwnedFd,
     /// Signalled for room of chunks that were received.
     received: OwnedFd,
-    /// A chunk that has no room yet.
+    /// Records besides packets and runs that have no room yet.
     waiting: Vec<u8>,
+    /// Packets or runs of the session have no room yet.
+    lacks_room: bool,
 }
 
 /// A connection over queues. It never blocks.
@@ -69,7 +71,7 @@ pub(crate) struct Rings {
     packets: Lane,
     control: Lane,
     signals: Signals,
-    /// The chunk that was received last, at the front.
+    /// The chunk that was received last.
     buffer: Vec<u8>,
     /// Signalled when a call of [`Self::receive`] leaves chunks for the next one.
     again: OwnedFd,
@@ -161,6 +163,7 @@ impl Rings {
             sent,
             received,
             waiting: Vec::new(),
+            lacks_room: false,
         };
         let [packets, control] = ends;
         let ([packets_sent, control_sent], [packets_received, control_received]) = (sent, received);
@@ -245,9 +248,9 @@ impl Rings {
                 if session.is_closed() {
                     return Ok(());
                 }
-                if let Some(length) = lane.receiver.receive(buffer)? {
-                    read += length.max(LEAST);
-                    session.handle_records(now, buffer.get(..length).unwrap_or_default());
+                if lane.receiver.receive(buffer)? {
+                    read += buffer.len().max(LEAST);
+                    session.handle_records(now, buffer);
                     if lane.receiver.must_notify()? {
                         signals.signal(&lane.received)?;
                     }
@@ -281,18 +284,10 @@ impl Rings {
 
     /// Sends the records of the session, as far as there is room. Returns `false` if the connection has ended.
     pub(crate) fn transmit(&mut self, session: &mut Session) -> bool {
-        let control = |session: &mut Session, out: &mut Vec<u8>| {
-            session.poll_control(out, usize::try_from(CONTROL_CHUNK).unwrap_or(0))
-        };
-        let packets = |session: &mut Session, out: &mut Vec<u8>| {
-            let most = usize::try_from(PACKET_CHUNK).unwrap_or(0);
-            // A record goes beyond the bound that is asked for, and not beyond the chunk.
-            session.poll_packets(out, most.saturating_sub(MAX_RECORD))
-        };
         let (signals, is_awake) = (&self.signals, self.is_awake());
-        let sent = self.control.send(signals, is_awake, session, control);
+        let sent = self.control.send_control(signals, is_awake, session);
         let sent = sent.and_then(|any| {
-            let packets = self.packets.send(signals, is_awake, session, packets)?;
+            let packets = self.packets.send_packets(signals, is_awake, session)?;
             Ok(any || packets)
         });
         match sent {
@@ -314,7 +309,7 @@ impl Rings {
 
     /// Returns `true` if a chunk waits for room.
     pub(crate) fn is_waiting(&self) -> bool {
-        !self.control.waiting.is_empty() || !self.packets.waiting.is_empty()
+        !self.control.waiting.is_empty() || self.packets.lacks_room
     }
 
     /// Returns the rule that the other end broke.
@@ -324,27 +319,67 @@ impl Rings {
 }
 
 impl Lane {
-    /// Sends chunks as far as there is room, for which an end that is not awake asks to be signalled. Returns `true` if any was sent.
-    fn send(
+    /// Returns `true` if there is room for a chunk. An end that is not awake asks to be signalled once there is.
+    fn finds_room(&mut self, is_awake: bool) -> Result<bool, RingsError> {
+        while !self.sender.has_room()? {
+            if is_awake || !self.sender.await_room()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn notify_sent(&mut self, signals: &Signals) -> Result<(), RingsError> {
+        if self.sender.must_notify()? {
+            signals.signal(&self.sent)?;
+        }
+        Ok(())
+    }
+
+    /// Sends records besides packets and runs, as far as there is room. Returns `true` if any were sent.
+    fn send_control(
         &mut self,
         signals: &Signals,
         is_awake: bool,
         session: &mut Session,
-        poll: impl Fn(&mut Session, &mut Vec<u8>) -> bool,
     ) -> Result<bool, RingsError> {
+        let most = usize::try_from(CONTROL_CHUNK).unwrap_or(0);
         let mut any = false;
-        while !self.waiting.is_empty() || poll(session, &mut self.waiting) {
-            while !self.sender.has_room()? {
-                if is_awake || !self.sender.await_room()? {
-                    return Ok(any);
-                }
+        while !self.waiting.is_empty() || session.poll_control(&mut self.waiting, most) {
+            if !self.finds_room(is_awake)? {
+                break;
             }
-            self.sender.send(&self.waiting)?;
+            let waiting = &self.waiting;
+            self.sender.write(&mut |chunk| chunk.append(waiting))?;
             self.waiting.clear();
             any = true;
-            if self.sender.must_notify()? {
-                signals.signal(&self.sent)?;
+            self.notify_sent(signals)?;
+        }
+        Ok(any)
+    }
+
+    /// Writes packets and runs of the session to the shared memory, as far as there is room. Returns `true` if any were sent.
+    fn send_packets(
+        &mut self,
+        signals: &Signals,
+        is_awake: bool,
+        session: &mut Session,
+    ) -> Result<bool, RingsError> {
+        // A record goes beyond the bound that is asked for, and not beyond the chunk.
+        let most = usize::try_from(PACKET_CHUNK).unwrap_or(0);
+        let most = most.saturating_sub(MAX_RECORD);
+        let mut any = false;
+        self.lacks_room = false;
+        while session.has_packets() {
+            if !self.finds_room(is_awake)? {
+                self.lacks_room = true;
+                break;
             }
+            self.sender.write(&mut |chunk| {
+                let _ = session.poll_packets(chunk, most);
+            })?;
+            any = true;
+            self.notify_sent(signals)?;
         }
         Ok(any)
     }

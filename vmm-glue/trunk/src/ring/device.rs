@@ -3,12 +3,10 @@
 use core::num::Wrapping;
 use std::sync::atomic::Ordering;
 
-use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Error, Queue, QueueOwnedT, QueueT};
-use vm_memory::Bytes;
 
 use super::layout::QueueAddresses;
-use super::{Memory, PARTS, Receiver, RingError, Sender, front};
+use super::{ChunkWriter, Memory, PARTS, Part, Receiver, RingError, Sender, copy};
 
 /// The device's side of a queue.
 #[derive(Debug)]
@@ -23,7 +21,7 @@ struct DeviceQueue {
 #[derive(Debug)]
 struct Chain {
     head: u16,
-    parts: Vec<Descriptor>,
+    parts: Vec<Part>,
 }
 
 impl DeviceQueue {
@@ -71,7 +69,7 @@ impl DeviceQueue {
                 return Err(RingError::Chain("of the wrong direction"));
             }
             has_next = part.has_next();
-            parts.push(part);
+            parts.push((part.addr(), part.len()));
         }
         Ok(Some(Chain { head, parts }))
     }
@@ -110,30 +108,21 @@ impl Receiver for DeviceReceiver {
         self.0.available()
     }
 
-    fn receive(&mut self, buffer: &mut Vec<u8>) -> Result<Option<usize>, RingError> {
+    fn receive(&mut self, buffer: &mut Vec<u8>) -> Result<bool, RingError> {
         let Some(chain) = self.0.take(false)? else {
-            return Ok(None);
+            return Ok(false);
         };
-        let lengths = chain.parts.iter().map(|part| u64::from(part.len()));
-        let length: u64 = lengths.sum();
-        if length == 0 {
-            return Err(RingError::Chain("empty"));
+        let lengths = chain.parts.iter().map(|(_, length)| u64::from(*length));
+        match lengths.sum() {
+            0 => return Err(RingError::Chain("empty")),
+            length if length > self.0.most.into() => return Err(RingError::Chain("too long")),
+            _ => buffer.clear(),
         }
-        let length = u32::try_from(length).ok();
-        let length = length.filter(|length| *length <= self.0.most);
-        let chunk = front(buffer, length.ok_or(RingError::Chain("too long"))?)?;
-        let length = chunk.len();
-        let mut rest = chunk;
-        for part in &chain.parts {
-            let length = usize::try_from(part.len()).unwrap_or(usize::MAX);
-            let (to, behind) = rest
-                .split_at_mut_checked(length)
-                .ok_or(RingError::Chain("too long"))?;
-            self.0.memory.read_slice(to, part.addr())?;
-            rest = behind;
+        for part in chain.parts {
+            copy(&self.0.memory, part, buffer)?;
         }
         self.0.queue.add_used(&self.0.memory, chain.head, 0)?;
-        Ok(Some(length))
+        Ok(true)
     }
 
     fn await_chunk(&mut self) -> Result<bool, RingError> {
@@ -168,21 +157,14 @@ impl Sender for DeviceSender {
         Ok(self.0.available()? > 0)
     }
 
-    fn send(&mut self, chunk: &[u8]) -> Result<(), RingError> {
-        let short = || RingError::Chain("too short");
-        let chain = self.0.take(true)?.ok_or_else(short)?;
-        let mut rest = chunk;
-        for part in &chain.parts {
-            let length = usize::try_from(part.len()).unwrap_or(usize::MAX);
-            let (from, behind) = rest.split_at(length.min(rest.len()));
-            self.0.memory.write_slice(from, part.addr())?;
-            rest = behind;
+    fn write(&mut self, fill: &mut dyn FnMut(&mut ChunkWriter<'_>)) -> Result<(), RingError> {
+        let chain = self.0.take(true)?.ok_or(RingError::Chain("too short"))?;
+        let mut writer = ChunkWriter::new(&self.0.memory, chain.parts);
+        fill(&mut writer);
+        match writer.finish()? {
+            0 => self.0.queue.go_to_previous_position(),
+            length => (self.0.queue).add_used(&self.0.memory, chain.head, length)?,
         }
-        if !rest.is_empty() {
-            return Err(short());
-        }
-        let length = u32::try_from(chunk.len()).map_err(|_| short())?;
-        self.0.queue.add_used(&self.0.memory, chain.head, length)?;
         Ok(())
     }
 

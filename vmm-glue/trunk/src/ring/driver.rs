@@ -7,7 +7,7 @@ use vm_memory::Bytes;
 use zerocopy::IntoBytes;
 
 use super::layout::{Buffers, Descriptor, QueueAddresses, UsedElement};
-use super::{Memory, Receiver, RingError, Sender, front};
+use super::{ChunkWriter, Memory, Receiver, RingError, Sender, copy};
 
 /// The driver's side of a queue.
 #[derive(Debug)]
@@ -142,15 +142,19 @@ impl Sender for DriverSender {
         Ok(!self.free.is_empty())
     }
 
-    fn send(&mut self, chunk: &[u8]) -> Result<(), RingError> {
-        let length = u32::try_from(chunk.len()).ok();
-        let length = length.filter(|length| *length <= self.queue.buffers.size);
-        let (Some(length), Some(number)) = (length, self.free.pop()) else {
+    fn write(&mut self, fill: &mut dyn FnMut(&mut ChunkWriter<'_>)) -> Result<(), RingError> {
+        let Some(number) = self.free.last().copied() else {
             return Err(RingError::Chain("too short"));
         };
-        let buffer = self.queue.buffers.of(number);
-        self.queue.memory.write_slice(chunk, buffer)?;
-        self.queue.lend(number, length, false)
+        let place = (self.queue.buffers.of(number), self.queue.buffers.size);
+        let mut writer = ChunkWriter::new(&self.queue.memory, vec![place]);
+        fill(&mut writer);
+        let length = writer.finish()?;
+        if length > 0 {
+            self.free.pop();
+            self.queue.lend(number, length, false)?;
+        }
+        Ok(())
     }
 
     fn await_room(&mut self) -> Result<bool, RingError> {
@@ -191,19 +195,19 @@ impl Receiver for DriverReceiver {
         self.queue.returned()
     }
 
-    fn receive(&mut self, buffer: &mut Vec<u8>) -> Result<Option<usize>, RingError> {
+    fn receive(&mut self, buffer: &mut Vec<u8>) -> Result<bool, RingError> {
         let Some((number, length)) = self.queue.take_back()? else {
-            return Ok(None);
+            return Ok(false);
         };
         let size = self.queue.buffers.size;
         if length == 0 || length > size {
             return Err(RingError::Length(length));
         }
-        let chunk = front(buffer, length)?;
+        buffer.clear();
         let place = self.queue.buffers.of(number);
-        self.queue.memory.read_slice(chunk, place)?;
+        copy(&self.queue.memory, (place, length), buffer)?;
         self.queue.lend(number, size, true)?;
-        Ok(Some(chunk.len()))
+        Ok(true)
     }
 
     fn await_chunk(&mut self) -> Result<bool, RingError> {

@@ -15,8 +15,9 @@ pub(crate) mod signal;
 #[cfg(test)]
 mod tests;
 
+use ib_trunk::RecordSink;
 use thiserror::Error;
-use vm_memory::{GuestMemoryError, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
 pub(crate) use device::{DeviceReceiver, DeviceSender};
 pub(crate) use driver::{DriverReceiver, DriverSender};
@@ -25,6 +26,12 @@ pub use signal::Signals;
 
 /// The shared memory, as either end has it mapped.
 pub(crate) type Memory = GuestMemoryMmap<()>;
+
+/// Copies a part behind the bytes of a buffer, which is not filled with zeros first.
+fn copy(memory: &Memory, (address, length): Part, to: &mut Vec<u8>) -> Result<(), RingError> {
+    let length = usize::try_from(length).map_err(|_| RingError::Length(length))?;
+    Ok(memory.write_all_volatile_to(address, to, length)?)
+}
 
 /// Descriptors of one chain that are read at most. The driver of this crate uses one.
 const PARTS: usize = 4;
@@ -64,11 +71,12 @@ pub(crate) trait Sender: core::fmt::Debug + Send {
     /// [`RingError`], after which the queue is of no use.
     fn has_room(&mut self) -> Result<bool, RingError>;
 
-    /// Sends a chunk, for which there is room and which is at most as long as the buffers of the queue.
+    /// Sends the chunk that `fill` writes, unless that is nothing. There is room for it, and it is at most as long as the buffers of the
+    /// queue.
     ///
     /// # Errors
     /// [`RingError`].
-    fn send(&mut self, chunk: &[u8]) -> Result<(), RingError>;
+    fn write(&mut self, fill: &mut dyn FnMut(&mut ChunkWriter<'_>)) -> Result<(), RingError>;
 
     /// Asks for a notification once there is room. Returns `true` if there is room already, and then none may come.
     ///
@@ -83,13 +91,72 @@ pub(crate) trait Sender: core::fmt::Debug + Send {
     fn must_notify(&mut self) -> Result<bool, RingError>;
 }
 
-/// Returns the front of a buffer, which grows if it is too short: zeros are written once.
-fn front(buffer: &mut Vec<u8>, length: u32) -> Result<&mut [u8], RingError> {
-    let length = usize::try_from(length).map_err(|_| RingError::Length(length))?;
-    if buffer.len() < length {
-        buffer.resize(length, 0);
+/// A part of the shared memory: its address, and its bytes.
+type Part = (GuestAddress, u32);
+
+/// Writes a chunk to its place in the shared memory.
+#[derive(Debug)]
+pub(crate) struct ChunkWriter<'m> {
+    memory: &'m Memory,
+    /// Parts of the place behind the bytes that were written.
+    parts: Vec<Part>,
+    written: usize,
+    error: Option<RingError>,
+}
+
+impl<'m> ChunkWriter<'m> {
+    /// Writes to parts, the last one first.
+    fn new(memory: &'m Memory, mut parts: Vec<Part>) -> Self {
+        parts.reverse();
+        Self {
+            memory,
+            parts,
+            written: 0,
+            error: None,
+        }
     }
-    Ok(buffer.get_mut(..length).unwrap_or_default())
+
+    /// Returns the bytes that were written.
+    ///
+    /// # Errors
+    /// [`RingError`] if the place was too short, or outside of the memory.
+    fn finish(self) -> Result<u32, RingError> {
+        match self.error {
+            Some(error) => Err(error),
+            None => u32::try_from(self.written).map_err(|_| RingError::Chain("too short")),
+        }
+    }
+
+    fn try_append(&mut self, mut bytes: &[u8]) -> Result<(), RingError> {
+        while !bytes.is_empty() {
+            let short = RingError::Chain("too short");
+            let (address, length) = self.parts.pop().ok_or(short)?;
+            let most = usize::try_from(length).unwrap_or(usize::MAX);
+            let (now, later) = bytes.split_at(most.min(bytes.len()));
+            self.memory.write_slice(now, address)?;
+            self.written += now.len();
+            bytes = later;
+            let taken = u32::try_from(now.len()).unwrap_or(length);
+            if taken < length {
+                // The address is one that the memory has.
+                let rest = GuestAddress(address.0.saturating_add(taken.into()));
+                self.parts.push((rest, length - taken));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl RecordSink for ChunkWriter<'_> {
+    fn written(&self) -> usize {
+        self.written
+    }
+
+    fn append(&mut self, bytes: &[u8]) {
+        if self.error.is_none() {
+            self.error = self.try_append(bytes).err();
+        }
+    }
 }
 
 /// The end of a queue that chunks leave.
@@ -100,12 +167,11 @@ pub(crate) trait Receiver: core::fmt::Debug + Send {
     /// [`RingError`].
     fn waiting(&mut self) -> Result<u16, RingError>;
 
-    /// Copies the next chunk to the front of `buffer`, which grows if it is too short. Returns the bytes of the chunk, or `None` if none
-    /// waits.
+    /// Copies the next chunk into `buffer` in place of its bytes. Returns `false` if none waits.
     ///
     /// # Errors
     /// [`RingError`].
-    fn receive(&mut self, buffer: &mut Vec<u8>) -> Result<Option<usize>, RingError>;
+    fn receive(&mut self, buffer: &mut Vec<u8>) -> Result<bool, RingError>;
 
     /// Asks for a notification once a chunk waits. Returns `true` if one waits already, and then none may come.
     ///

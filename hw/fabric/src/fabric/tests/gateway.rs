@@ -299,12 +299,12 @@ fn a_run_is_read_from_the_headers_of_one_packet_that_stands_for_it() {
         let behind = [packet.extended, packet.payload].concat();
         let routing = (packet.lrh, packet.grh);
         let mtu = run.template().pmtu.code();
-        let read = PacketRun::from_headers(mtu, routing, &packet.bth, &behind).unwrap();
+        let read = PacketRun::from_headers(mtu, routing, &packet.bth, behind.clone(), 0).unwrap();
         assert_eq!(
             (read.transfer(), read.payload()),
             (&transfer, run.payload())
         );
         assert_eq!((read.head(), read.template().source), (run.head(), None));
-        assert!(PacketRun::from_headers(Mtu::new(6), routing, &packet.bth, &behind).is_none());
+        assert!(PacketRun::from_headers(Mtu::new(6), routing, &packet.bth, behind, 0).is_none());
     }
 }
