@@ -58,24 +58,24 @@ impl Carrier {
         }
     }
 
-    /// Sets for how long after traffic queues are looked at in place of a wait for signals. Sockets have no such time.
-    pub(crate) fn set_busy_poll(&mut self, time: Duration) {
-        if let Way::Rings(rings) = &mut self.0 {
-            rings.set_busy_poll(time);
-        }
-    }
-
     /// Returns `true` if [`Self::look`] is to be called soon: the descriptor may not become ready.
     pub(crate) fn is_awake(&self) -> bool {
         matches!(&self.0, Way::Rings(rings) if rings.is_awake())
     }
 
-    /// Looks for bytes without a system call, as long as [`Self::is_awake`] says so. Returns `false` if the connection has ended.
-    pub(crate) fn look(&mut self, now: Instant, session: &mut Session) -> bool {
-        match &mut self.0 {
-            Way::Rings(rings) if rings.is_awake() => rings.look(now, session),
-            Way::Rings(_) | Way::Stream(_) => true,
-        }
+    /// Sets for how long after traffic queues are looked at in place of a wait for signals, and looks at them as long as [`Self::is_awake`]
+    /// says so. Sockets have no such time. Returns `false` if the connection has ended.
+    pub(crate) fn look(
+        &mut self,
+        now: Instant,
+        session: &mut Session,
+        busy_poll: Duration,
+    ) -> bool {
+        let Way::Rings(rings) = &mut self.0 else {
+            return true;
+        };
+        rings.set_busy_poll(busy_poll);
+        !rings.is_awake() || rings.look(now, session)
     }
 
     /// Writes the bytes of the session, as far as the connection takes them. Returns `false` if the connection has ended.

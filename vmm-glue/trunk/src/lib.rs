@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod busy_poll;
 mod carrier;
 mod config;
 mod descriptors;

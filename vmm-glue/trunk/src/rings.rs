@@ -183,9 +183,12 @@ impl Rings {
     }
 
     /// Sets for how long after traffic the queues are looked at, by [`Self::look`], in place of a wait for signals: a chunk then costs the
-    /// other end no system call, and this one no wake-up.
-    pub(crate) const fn set_busy_poll(&mut self, time: Duration) {
+    /// other end no system call, and this one no wake-up. Zero ends a time under way with the next look.
+    pub(crate) fn set_busy_poll(&mut self, time: Duration) {
         self.busy_poll = time;
+        if time.is_zero() && self.is_awake() {
+            self.awake_until = Some(WallInstant::now());
+        }
     }
 
     /// Returns `true` if [`Self::look`] is to be called soon, since no signal may come.

@@ -356,10 +356,10 @@ impl Trunk {
         self.carrier.as_ref().is_some_and(Carrier::is_awake)
     }
 
-    /// Takes bytes of a connection that had traffic a moment ago.
-    pub(crate) fn look(&mut self, now: Instant) {
+    /// Takes bytes of a connection that had traffic a moment ago, and sets for how long after traffic there are looks.
+    pub(crate) fn look(&mut self, now: Instant, busy_poll: Duration) {
         if let (Some(carrier), Some(session)) = (&mut self.carrier, self.end.session_mut())
-            && !carrier.look(now, session)
+            && !carrier.look(now, session, busy_poll)
         {
             session.handle_end();
         }

@@ -3,11 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::time::Instant as WallInstant;
 
 use ib_fabric::{EndNode, Endpoint, Fabric};
 use ib_vtime::{Duration, Instant};
 
 use crate::address::TrunkAddress;
+use crate::busy_poll::BusyPoll;
 use crate::carrier::Carrier;
 use crate::config::{TrunkConfig, TrunkWay};
 use crate::descriptors::{Descriptors, Interest};
@@ -19,10 +21,7 @@ use crate::trunk::{Trunk, TrunkError};
 /// Connections of one listener that are taken before others have their turn.
 const BATCH: usize = 16;
 
-/// Time after traffic on queues in which they are looked at, and not waited for: longer than the other end takes to answer.
-const BUSY_POLL: Duration = Duration::from_micros(50);
-
-/// Time from one of these looks to the next.
+/// Time from one look at queues with traffic to the next.
 const LOOK: Duration = Duration::from_micros(1);
 
 /// The name of a trunk of a fabric.
@@ -59,7 +58,7 @@ pub struct Trunks {
     door: Option<Door>,
     open_door: fn() -> io::Result<Door>,
     signals: Option<Signals>,
-    busy_poll: Duration,
+    busy_poll: BusyPoll,
     /// Time of the last poll.
     polled: Instant,
     /// Trunks whose other end is another one than at the last event: an owner that takes none has one of each trunk, however often it flaps.
@@ -80,7 +79,7 @@ impl Trunks {
             door: None,
             open_door,
             signals: None,
-            busy_poll: BUSY_POLL,
+            busy_poll: BusyPoll::default(),
             polled: Instant::ZERO,
             changed: BTreeSet::new(),
             door_ended: None,
@@ -88,10 +87,11 @@ impl Trunks {
     }
 
     /// Sets for how long after traffic the queues of connections that come are looked at without a wait for signals: 50 µs by default, zero
-    /// turns it off. The other end then makes no system call for the records that it sends, and does not wake the thread here. An owner that cannot
+    /// turns it off. The other end then makes no system call for the records that it sends, and does not wake the thread here. There are none for a while once a
+    /// look came late, since other threads want the processor. An owner that cannot
     /// poll each microsecond looks at them later, and then waits for signals again.
     pub const fn set_busy_poll(&mut self, time: Duration) {
-        self.busy_poll = time;
+        self.busy_poll.set(time);
     }
 
     /// Makes a trunk of a port without a link. It is down until the other end answers, and again after that.
@@ -179,10 +179,23 @@ impl Trunks {
             }
         }
         self.polled = now;
-        for trunk in &mut self.trunks {
-            trunk.look(now);
+        self.look(now);
+        let any = self.exchange(now, fabric);
+        if !any && self.trunks.iter().any(Trunk::is_awake) {
+            self.busy_poll.end_idle(WallInstant::now());
         }
-        self.exchange(now, fabric)
+        any
+    }
+
+    /// Looks at queues that had traffic a moment ago.
+    fn look(&mut self, now: Instant) {
+        if self.signals.is_none() {
+            return;
+        }
+        let busy_poll = self.busy_poll.begin(WallInstant::now());
+        for trunk in &mut self.trunks {
+            trunk.look(now, busy_poll);
+        }
     }
 
     /// Moves packets, bytes and time on, without a look at the descriptors. Returns `true` if that changed the fabric.
@@ -252,13 +265,7 @@ impl Trunks {
             let carrier = answer.connected.and_then(|connected| match connected {
                 Connected::Socket(socket) => trunk.carrier(socket),
                 Connected::Rings(parts) => match &self.signals {
-                    Some(signals) => {
-                        let carrier = Carrier::over_rings(parts, signals);
-                        carrier.map(|mut carrier| {
-                            carrier.set_busy_poll(self.busy_poll);
-                            carrier
-                        })
-                    }
+                    Some(signals) => Carrier::over_rings(parts, signals),
                     None => Err("no trunk has a vhost: address".to_owned()),
                 },
             });
