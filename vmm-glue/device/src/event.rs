@@ -38,8 +38,8 @@ const TURNS: u32 = 4;
 /// Time for which a loop busy-polls by default: longer than a driver takes from one doorbell to the next.
 const BUSY_POLL: Duration = Duration::from_micros(50);
 
-/// A deadline that is nearer is not worth a sleep, which takes about as long: a provider that looks at memory has such deadlines.
-const BRIEF: Duration = Duration::from_micros(5);
+/// A deadline that is no further away is not worth a sleep, which takes more time: looks at the queues of trunks are so far apart.
+const BRIEF: Duration = Duration::from_micros(1);
 
 /// Why a loop cannot go on.
 #[derive(Debug, Error)]
@@ -200,7 +200,7 @@ impl<P: Provider> EventLoop<P> {
         }
         let end = WallInstant::now() + self.busy_poll;
         let is_brief = |begun, deadline: Option<Instant>, now| {
-            deadline.is_some_and(|deadline| deadline > begun && deadline < now + BRIEF)
+            deadline.is_some_and(|deadline| deadline > begun && deadline <= now + BRIEF)
         };
         while is_brief(begun, deadline, self.backend.now())
             && WallInstant::now() < end

@@ -7,7 +7,7 @@ use ib_vtime::Duration;
 /// Time after traffic by default: longer than the other end takes to answer.
 const TIME: Duration = Duration::from_micros(50);
 
-/// A look that comes so much later than the one before, which found nothing, shows that other threads want the processor.
+/// A look that comes so much later than the end of the work before it shows that other threads want the processor.
 const LATE: Duration = Duration::from_micros(100);
 
 /// Time for which there are no looks then. A thread that yields waits until others have had their share, and one that sleeps is woken at once.
@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(crate) struct BusyPoll {
     time: Duration,
-    /// Time of the last look, if it found nothing.
+    /// Time at which the owner had nothing left to do, if it has not looked since.
     idle_since: Option<WallInstant>,
     paused_until: Option<WallInstant>,
 }
@@ -49,7 +49,7 @@ impl BusyPoll {
         }
     }
 
-    /// Ends a look that found nothing, after which there is to be another one soon.
+    /// Ends the work after a look: there is to be another one soon.
     pub(crate) fn end_idle(&mut self, now: WallInstant) {
         self.idle_since = Some(now);
     }

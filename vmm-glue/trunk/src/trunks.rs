@@ -180,11 +180,7 @@ impl Trunks {
         }
         self.polled = now;
         self.look(now);
-        let any = self.exchange(now, fabric);
-        if !any && self.trunks.iter().any(Trunk::is_awake) {
-            self.busy_poll.end_idle(WallInstant::now());
-        }
-        any
+        self.drive(now, fabric)
     }
 
     /// Looks at queues that had traffic a moment ago.
@@ -198,8 +194,17 @@ impl Trunks {
         }
     }
 
-    /// Moves packets, bytes and time on, without a look at the descriptors. Returns `true` if that changed the fabric.
+    /// Moves packets, bytes and time on, without a look at the descriptors. Returns `true` if that changed the fabric. An owner that has
+    /// nothing left to do calls this last.
     pub fn exchange<D: EndNode>(&mut self, now: Instant, fabric: &mut Fabric<D>) -> bool {
+        let any = self.drive(now, fabric);
+        if !any && self.trunks.iter().any(Trunk::is_awake) {
+            self.busy_poll.end_idle(WallInstant::now());
+        }
+        any
+    }
+
+    fn drive<D: EndNode>(&mut self, now: Instant, fabric: &mut Fabric<D>) -> bool {
         self.order_connections(now);
         let mut any = false;
         for (number, trunk) in (0..).zip(&mut self.trunks) {

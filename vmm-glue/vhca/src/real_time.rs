@@ -32,8 +32,8 @@ impl From<vmm_sys_util::errno::Error> for LoopError {
     }
 }
 
-/// A wait that is shorter is not worth a sleep, which takes about as long.
-const BRIEF: Duration = Duration::from_micros(5);
+/// A wait that is no longer is not worth a sleep, which takes more time: looks at the queues of trunks are so far apart.
+const BRIEF: Duration = Duration::from_micros(1);
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ impl StopHandle {
 }
 
 /// Drives a [`Driven`] in real time on the calling thread: polls it until it is quiet, then sleeps in
-/// `epoll_wait` until its next deadline, a descriptor of its own, or a stop request. For a deadline within a few microseconds it yields the
+/// `epoll_wait` until its next deadline, a descriptor of its own, or a stop request. For a deadline within a microsecond it yields the
 /// processor in place of a sleep.
 ///
 /// Its [`Instant`]s count from the runner's creation.
