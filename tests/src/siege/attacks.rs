@@ -26,6 +26,7 @@ use super::passing::{self, Receiver};
 use super::put_back::put_back;
 use super::raw::{self, RawVmm};
 use super::rings::rings;
+use super::signals::signals;
 use super::sweeper::Sweeper;
 use super::victims::{Trouble, machine};
 use crate::mlx4_driver::{Bus, Driver, GuestMemory, PAGE, Talker, TalkerSpec};
@@ -126,13 +127,15 @@ pub enum Attack {
     Punch,
     /// Holes that a program on libibverbs punches into the file of its rings.
     Rings,
+    /// Eventfds of doorbells of 64 queues, which are signalled without end.
+    Signals,
     /// No attack: messages full of commands that do nothing, which others are measured beside.
     Nops,
 }
 
 impl Attack {
     /// Those that others are protected from.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 30] = [
         Self::EventQueues,
         Self::ReadOnlyQueues,
         Self::CompletionQueues,
@@ -162,6 +165,7 @@ impl Attack {
         Self::Watchers,
         Self::Punch,
         Self::Rings,
+        Self::Signals,
     ];
 
     /// Its name on a command line and in the table.
@@ -197,6 +201,7 @@ impl Attack {
             Self::Watchers => "watchers",
             Self::Punch => "punch",
             Self::Rings => "rings",
+            Self::Signals => "signals",
             Self::Nops => "nops",
         }
     }
@@ -251,6 +256,7 @@ impl Attack {
             Self::Watchers => return passing::watchers(socket, PAGES),
             Self::Punch => punch(socket, target.share)?,
             Self::Rings => return rings(&target.lab.join("umad.verbs"), "H1-1", target.share),
+            Self::Signals => return signals(socket),
             Self::Nops => {
                 let vmm = RawVmm::start(socket, PAGES)?;
                 vmm.prepare(Opcode::NOP, 0, 0, 0);

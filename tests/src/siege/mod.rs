@@ -16,6 +16,7 @@ mod passing;
 mod put_back;
 mod raw;
 mod rings;
+mod signals;
 mod sweeper;
 mod victims;
 

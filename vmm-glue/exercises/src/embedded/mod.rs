@@ -148,6 +148,13 @@ impl Events {
         let event = events.get(&(bar, offset));
         event.is_some_and(|event| event.write(1).is_ok())
     }
+
+    /// Signals all doorbells, and returns their number.
+    fn signal_all(&self) -> usize {
+        let events = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let signalled = events.values().filter(|event| event.write(1).is_ok());
+        signalled.count()
+    }
 }
 
 impl Doorbells for Events {
@@ -214,6 +221,12 @@ impl DeviceBus {
     #[must_use]
     pub const fn rings(&self) -> u64 {
         self.rings
+    }
+
+    /// Signals the eventfds of all doorbells, and returns their number.
+    #[must_use]
+    pub fn signal_doorbells(&self) -> usize {
+        self.events.signal_all()
     }
 
     /// Takes the time of each access to a register from here on.
