@@ -254,7 +254,10 @@ impl Cable {
                 on_the_way.push_back((now + LATENCY, bytes));
             }
             let (site, end) = self.ends[to];
-            while let Some((_, bytes)) = on_the_way.pop_front_if(|(due, _)| *due <= now) {
+            while on_the_way.front().is_some_and(|(due, _)| *due <= now) {
+                let Some((_, bytes)) = on_the_way.pop_front() else {
+                    break;
+                };
                 any = true;
                 if let Some(session) = sites[site].ends[end].session_mut() {
                     session.handle_bytes(now, &bytes);
