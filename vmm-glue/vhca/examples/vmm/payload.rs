@@ -3,11 +3,23 @@
 use std::error::Error;
 use std::path::Path;
 use std::process::Command;
-use std::{env, fs};
+use std::{env, fs, io};
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+const MANIFEST: &str = include_str!("payload/Cargo.toml.in");
+const LOCK: &str = include_str!("payload/Cargo.lock");
+
+/// Crates that the payload uses, and their folders in a checkout.
+const CRATES: [(&str, &str); 5] = [
+    ("ib-endpoint", "hw/endpoint"),
+    ("ib-vtime", "hw/vtime"),
+    ("ib-wire", "hw/wire"),
+    ("mlx4-defs", "hw/mlx4-defs"),
+    ("mlx4-driver", "hw/mlx4-driver"),
+];
 
 /// The payload as an ELF file.
 pub(crate) struct Payload(Vec<u8>);
@@ -18,6 +30,7 @@ impl Payload {
     pub(crate) fn build() -> Result<Self, Box<dyn Error>> {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/vmm/payload");
         let built = env::current_exe()?.with_file_name("vmm-payload");
+        let is_locked = Self::write_package(&source, &built)?;
         let layout = format!("-Clink-arg=-T{}", source.join("layout.ld").display());
         let flags = [
             "-Ctarget-feature=-sse,-sse2,-sse3",
@@ -28,17 +41,11 @@ impl Payload {
             &layout,
         ];
         let made = Command::new(env!("CARGO"))
-            .args([
-                "build",
-                "--quiet",
-                "--locked",
-                "--release",
-                "--target",
-                TARGET,
-            ])
+            .args(["build", "--quiet", "--release", "--target", TARGET])
+            .args(is_locked.then_some("--locked"))
             .arg("--target-dir")
             .arg(&built)
-            .current_dir(&source)
+            .current_dir(&built)
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
             .output()?;
         if !made.status.success() {
@@ -50,6 +57,28 @@ impl Payload {
             return Err("the payload uses vector registers, or objdump cannot tell".into());
         }
         Ok(Self(fs::read(file)?))
+    }
+
+    /// Writes the manifest of the payload, whose source is elsewhere, into the folder in which it is built. Returns `true` if the versions of
+    /// other crates are locked: in a checkout, whose crates are used by their paths.
+    fn write_package(source: &Path, built: &Path) -> Result<bool, Box<dyn Error>> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let is_checkout = root.join("hw/mlx4-driver/Cargo.toml").exists();
+        let main = source.join("src/main.rs");
+        let mut manifest =
+            format!("{MANIFEST}\n[[bin]]\nname = \"vmm-payload\"\npath = {main:?}\n");
+        for (name, folder) in CRATES.iter().filter(|_| is_checkout) {
+            let path = root.join(folder);
+            let (of_registry, of_checkout) = (
+                format!("{name} = \"0.1.0\""),
+                format!("{name} = {{ path = {path:?} }}"),
+            );
+            manifest = manifest.replace(&of_registry, &of_checkout);
+        }
+        fs::create_dir_all(built)?;
+        write(&built.join("Cargo.toml"), &manifest)?;
+        write(&built.join("Cargo.lock"), LOCK)?;
+        Ok(is_checkout)
     }
 
     /// Copies it to where it was linked for. Returns the address of its first instruction.
@@ -72,4 +101,14 @@ impl Payload {
         }
         Ok(word(24, 8))
     }
+}
+
+/// Writes a file unless it is there with the same text: another VMM may build the payload at the same time.
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    if fs::read_to_string(path).is_ok_and(|found| found == text) {
+        return Ok(());
+    }
+    let new = path.with_extension(format!("{}.new", std::process::id()));
+    fs::write(&new, text)?;
+    fs::rename(new, path)
 }

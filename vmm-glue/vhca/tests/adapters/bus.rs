@@ -31,8 +31,8 @@ pub(crate) struct MachineBus {
 }
 
 impl MachineBus {
-    /// Measures the function's registers and places them.
-    pub(crate) fn new(machine: Box<dyn Machine>, at: [u64; 2]) -> Self {
+    /// Measures the function's registers and places them, unless `at` is `None`: then they are where the VMM has put them.
+    pub(crate) fn new(machine: Box<dyn Machine>, at: Option<[u64; 2]>) -> Self {
         let mut this = Self {
             machine,
             sizes: [0; 2],
@@ -42,10 +42,19 @@ impl MachineBus {
             interrupts: 0,
             begun: time::Instant::now(),
         };
+        let found = BARS.map(|bar| this.address(bar));
         this.sizes = BARS.map(|bar| measure_bar(&mut this, bar));
         this.vectors = interrupt_vectors(&mut this).unwrap();
-        this.place(at);
+        // A register that was measured is written back.
+        this.place(at.unwrap_or(found));
         this
+    }
+
+    /// Returns the address of a register.
+    pub(crate) fn address(&mut self, bar: u8) -> u64 {
+        let at = 0x10 + 4 * u16::from(bar);
+        let [low, high] = [at, at + 4].map(|at| u64::from(self.machine.config_read(at)));
+        high << 32 | (low & !0xf)
     }
 
     pub(crate) fn place(&mut self, at: [u64; 2]) {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::error::Error;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
@@ -12,7 +13,9 @@ use vhca::device::MsixMessage;
 use vhca::device::event::EventLoop;
 use vhca::world::{HostFunction, World};
 
-use crate::cloud_hypervisor::{self, BusDeviceSync, Pausable, PciDevice as _};
+use crate::cloud_hypervisor::{
+    self, BusDeviceSync, InterruptSourceConfig, Pausable, PciDevice as _,
+};
 use crate::firecracker::{self, BusDevice, PciDevice as _};
 use crate::openvmm::{
     self, ChangeDeviceState, MmioIntercept, PciConfigSpace, PollDevice, SignalMsi,
@@ -58,12 +61,28 @@ impl Vectors {
 }
 
 impl cloud_hypervisor::InterruptSourceGroup for Vectors {
-    fn update(&self, index: u32, config: Option<MsixMessage>) {
-        self.know(index, config);
+    fn update(
+        &self,
+        index: u32,
+        config: InterruptSourceConfig,
+        masked: bool,
+        _: bool,
+    ) -> io::Result<()> {
+        let InterruptSourceConfig::MsiIrq(config) = config;
+        let address = u64::from(config.high_addr) << 32 | u64::from(config.low_addr);
+        let data = config.data;
+        assert_eq!(config.devid, 8);
+        self.know(index, (!masked).then_some(MsixMessage { address, data }));
+        Ok(())
     }
 
-    fn trigger(&self, index: u32) {
+    fn set_gsi(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn trigger(&self, index: u32) -> io::Result<()> {
         self.send(index);
+        Ok(())
     }
 }
 
@@ -85,6 +104,9 @@ impl SignalMsi for Vectors {
             .push(MsixMessage { address, data });
     }
 }
+
+/// Cloud Hypervisor refuses to move registers beyond its address space, and puts them back.
+pub(crate) const REFUSED: u64 = 1 << 46;
 
 fn split(at: u16) -> (usize, u64) {
     (usize::from(at / 4), u64::from(at % 4))
@@ -121,7 +143,13 @@ impl Machine for CloudHypervisor {
 
     fn config_write(&mut self, at: u16, bytes: &[u8]) {
         let (register, offset) = split(at);
-        for moved in self.hca.write_config_register(register, offset, bytes) {
+        let (moved, _) = self.hca.write_config_register(register, offset, bytes);
+        for moved in moved {
+            assert!(moved.len.is_power_of_two());
+            if moved.new_base >= REFUSED {
+                self.hca.restore_bar_addr(&moved);
+                continue;
+            }
             let register = self.bus.remove(&moved.old_base).unwrap();
             self.bus.insert(moved.new_base, register);
         }
@@ -139,8 +167,8 @@ impl Machine for CloudHypervisor {
 
     fn set_paused(&mut self, paused: bool) {
         match paused {
-            true => self.hca.pause(),
-            false => self.hca.resume(),
+            true => self.hca.pause().unwrap(),
+            false => self.hca.resume().unwrap(),
         }
     }
 
