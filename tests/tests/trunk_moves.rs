@@ -177,7 +177,7 @@ impl Subnet {
         }
     }
 
-    /// Lets a time pass.
+    /// Runs all worlds for a time.
     fn run_for(&mut self, time: Duration) {
         let end = self.now + time;
         loop {
@@ -319,7 +319,7 @@ impl Subnet {
         writers
     }
 
-    /// Has both ends of a connection write for a time.
+    /// Writes from both ends of a connection for a time.
     fn write(&mut self, writers: &mut [Writer; 2], time: Duration) {
         let end = self.now + time;
         while self.now < end {
@@ -435,21 +435,24 @@ fn a_host_that_is_away_for_a_while_has_its_connections_again_within_a_few_retrie
 }
 
 #[test]
-fn a_second_host_of_the_same_guids_behind_a_later_port_takes_nothing_from_the_first_one() {
-    let mut moving = Moving::at(1, PORTS[0]);
-    let subnet = &mut moving.subnet;
-    let mut second = Site::alone(7);
-    let vf = (subnet.sites.len(), second.add_held_vf(0));
-    subnet.sites.push(second);
-    subnet.plug((vf.0, 0), PORTS[1]);
-    subnet.write(&mut moving.writers, Duration::from_secs(2));
-    assert_eq!(subnet.addresses(vf), None);
-    assert_eq!(subnet.addresses(moving.host), Some(moving.addresses));
-    for writer in &moving.writers {
-        assert!(
-            writer.longest < Duration::from_millis(5),
-            "{:?}",
-            writer.longest
-        );
+fn a_second_host_of_the_same_guids_takes_nothing_from_the_first_one_whatever_port_it_is_behind() {
+    for [first, later] in [
+        [PORTS[0], PORTS[1]],
+        [PORTS[1], PORTS[0]],
+        [ELSEWHERE, PORTS[0]],
+    ] {
+        let mut moving = Moving::at(1, first);
+        let subnet = &mut moving.subnet;
+        let mut second = Site::alone(7);
+        let vf = (subnet.sites.len(), second.add_held_vf(0));
+        subnet.sites.push(second);
+        subnet.plug((vf.0, 0), later);
+        subnet.write(&mut moving.writers, Duration::from_secs(2));
+        assert_eq!(subnet.addresses(vf), None, "{first:?}");
+        assert_eq!(subnet.addresses(moving.host), Some(moving.addresses));
+        for writer in &moving.writers {
+            let longest = writer.longest;
+            assert!(longest < Duration::from_millis(5), "{first:?}: {longest:?}");
+        }
     }
 }

@@ -406,6 +406,28 @@ impl Topology {
         *self.nodes.get(id.node.0)?.links.get(id.port.index())?
     }
 
+    /// Returns the end ports of the subnet with the port at the other end of each one's link, both by the GUIDs of their nodes.
+    pub(crate) fn attachments(&self) -> BTreeMap<(Guid, PortNum), (Guid, PortNum)> {
+        let named = |id: PortId| (self.node(id.node).info.node_guid, id.port);
+        let ends = self.nodes().filter(|(_, node)| !node.is_switch());
+        let ports = ends.flat_map(|(id, node)| {
+            let ports = node.ports();
+            ports.map(move |(port, _)| PortId { node: id, port })
+        });
+        let attached = ports.filter_map(|id| Some((named(id), named(self.peer(id)?))));
+        attached.collect()
+    }
+
+    /// Takes the link of a port away.
+    pub(crate) fn disconnect(&mut self, id: PortId) {
+        for end in [Some(id), self.peer(id)].into_iter().flatten() {
+            let links = self.nodes.get_mut(end.node.0).map(|node| &mut node.links);
+            if let Some(link) = links.and_then(|links| links.get_mut(end.port.index())) {
+                *link = None;
+            }
+        }
+    }
+
     /// Joins two ports by a link.
     pub(crate) fn connect(&mut self, a: PortId, b: PortId) {
         for (from, to) in [(a, b), (b, a)] {

@@ -10,7 +10,7 @@ use crate::mlx4_driver::{Driver, Talker, TalkerSpec};
 /// Queue pairs of the guest, which are looked at for each signal.
 const QUEUES: usize = 64;
 
-/// Has a guest make queues that have nothing to send, and signals their doorbells.
+/// Makes queues of a guest that have nothing to send, and signals their doorbells without end.
 pub(super) fn signals(socket: &Path) -> Result<(), Trouble> {
     let (mut bus, memory) = Remote(socket.to_owned()).attach()?;
     let mut driver = Driver::probe(&mut bus, memory)?;

@@ -10,8 +10,9 @@ const TIME: Duration = Duration::from_micros(50);
 /// A look that comes so much later than the end of the work before it shows that other threads want the processor.
 const LATE: Duration = Duration::from_micros(100);
 
-/// Time for which there are no looks then. A thread that yields waits until others have had their share, and one that sleeps is woken at once.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Time for which there are no looks then. A thread that yields waits until others have had their share, some milliseconds, and one that
+/// sleeps is woken at once: on a busy host one look a second is what that costs.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// The time after traffic in which queues are looked at, which is none while other threads want the processor.
 #[derive(Debug)]

@@ -128,7 +128,7 @@ impl Trunks {
         Ok(is_over_rings)
     }
 
-    /// Has a trunk that connects leave its address for another one: a host behind it moves to another port of its fabric, or to another
+    /// Redirects a trunk that connects to another address: a host behind it moves to another port of its fabric, or to another
     /// site, and keeps its LIDs there. `security` is for the new address.
     ///
     /// # Errors

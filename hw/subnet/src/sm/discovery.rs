@@ -1,5 +1,7 @@
 //! Finding out what the subnet consists of.
 
+use std::collections::BTreeMap;
+
 use ib_wire::mad::{AttributeModifier, Mad};
 use ib_wire::smp::{
     CapabilityMask, DirectedRouteSmp, NodeDescription, NodeInfo, NodeType, PKeyTable,
@@ -43,6 +45,10 @@ pub(super) struct Discovery {
     pub(super) incomplete: bool,
     /// The manager's own port.
     pub(super) local: Option<PortId>,
+    /// End ports and the ports at the other ends of their links, as the sweep before left them.
+    attachments: BTreeMap<(Guid, PortNum), (Guid, PortNum)>,
+    /// End ports that two nodes claim, with the path to the one that was there before.
+    rightful: BTreeMap<PortId, DrPath>,
     /// Whether marks may be cleared: only the master writes.
     is_master: bool,
     mkey: MKey,
@@ -54,6 +60,7 @@ impl Discovery {
         prefix: SubnetPrefix,
         mkey: MKey,
         is_master: bool,
+        before: &Topology,
         queue: &mut SmpQueue<Job>,
     ) -> Self {
         let path = DrPath::LOCAL;
@@ -65,6 +72,8 @@ impl Discovery {
             duplicates: Vec::new(),
             incomplete: false,
             local: None,
+            attachments: before.attachments(),
+            rightful: BTreeMap::new(),
             is_master,
             mkey,
         }
@@ -139,8 +148,12 @@ impl Discovery {
             node,
             port: info.local_port,
         };
+        let mut is_unread = self.topology.port(here).is_none();
         if let Some(via) = via {
-            self.connect(via, here, info);
+            if self.connect(via, here, info) {
+                self.rightful.insert(here, path);
+                is_unread = true;
+            }
         } else {
             let port = if info.node_type == NodeType::SWITCH {
                 PortNum::SWITCH_MANAGEMENT
@@ -149,7 +162,7 @@ impl Discovery {
             };
             self.local = Some(PortId { node, port });
         }
-        if info.node_type != NodeType::SWITCH && self.topology.port(here).is_none() {
+        if info.node_type != NodeType::SWITCH && is_unread {
             let job = Job::PortInfo {
                 port: here,
                 guid: info.port_guid,
@@ -187,18 +200,28 @@ impl Discovery {
     }
 
     /// Notes a link, unless one of its ends is said to be somewhere else already: then two nodes
-    /// have one GUID.
-    fn connect(&mut self, via: PortId, here: PortId, info: &NodeInfo) {
+    /// have one GUID. A node that was behind the port before keeps its place, and the other one has none. Returns `true` if the
+    /// other one was found first.
+    fn connect(&mut self, via: PortId, here: PortId, info: &NodeInfo) -> bool {
         // A plug that connects a port with itself.
         if via == here {
-            return;
+            return false;
         }
         let taken = |port, end| self.topology.peer(port).is_some_and(|peer| peer != end);
-        if taken(here, via) || taken(via, here) {
+        let (is_found, is_linked) = (taken(here, via), taken(via, here));
+        if is_found || is_linked {
             self.duplicate(info.node_guid);
-            return;
+            let beyond = (self.topology.node(via.node).info.node_guid, via.port);
+            let was_here = self.attachments.get(&(info.node_guid, here.port)) == Some(&beyond);
+            if is_linked || !was_here {
+                return false;
+            }
+            self.topology.disconnect(here);
+            self.topology.connect(via, here);
+            return true;
         }
         self.topology.connect(via, here);
+        false
     }
 
     fn on_switch(
@@ -244,6 +267,13 @@ impl Discovery {
         info: &PortInfo,
         queue: &mut SmpQueue<Job>,
     ) {
+        if self
+            .rightful
+            .get(&id)
+            .is_some_and(|rightful| *rightful != path)
+        {
+            return;
+        }
         let node = self.topology.node_mut(id.node);
         let (is_switch, pkey_cap) = (node.is_switch(), node.pkey_entries(id.port));
         let Some(slot) = node.ports.get_mut(id.port.index()) else {

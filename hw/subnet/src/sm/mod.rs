@@ -426,6 +426,7 @@ impl Sm {
             self.config.prefix,
             self.config.mkey,
             self.state == SmState::MASTER,
+            &self.topology,
             &mut self.queue,
         )));
     }

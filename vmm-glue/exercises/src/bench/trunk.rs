@@ -56,7 +56,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Time after which a thread looks for word of the other one.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// How the two ends of a connection are joined.
+/// A way to join the two ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     OneWorld,
@@ -283,7 +283,7 @@ impl Word {
         [(to_b, at_a), (to_a, at_b)].map(|(to, from)| Self { to, from })
     }
 
-    /// Gives a word, and runs the own loop until the other one's came.
+    /// Sends a word, and runs the own loop until the other one's came.
     fn exchange(&self, own: Greeting, looped: &mut Looped) -> anyhow::Result<Greeting> {
         self.to.send(own)?;
         let end = WallInstant::now() + LIMIT;

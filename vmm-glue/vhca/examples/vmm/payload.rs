@@ -45,7 +45,10 @@ impl Payload {
             .args(is_locked.then_some("--locked"))
             .arg("--target-dir")
             .arg(&built)
-            .current_dir(&built)
+            .arg("--manifest-path")
+            .arg(built.join("Cargo.toml"))
+            // Cargo looks for its configuration from there on upwards.
+            .current_dir(&source)
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
             .output()?;
         if !made.status.success() {

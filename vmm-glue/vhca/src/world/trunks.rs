@@ -26,10 +26,10 @@ impl World {
         trunks.add(&mut self.adapters.fabric, near, config)
     }
 
-    /// Has a trunk that connects leave its address for another one, see [`Trunks::redirect`].
+    /// Redirects a trunk that connects to another address, see [`Trunks::redirect`].
     ///
     /// # Errors
-    /// Those of [`Trunks::redirect`].
+    /// [`TrunkError`], as of [`Trunks::redirect`].
     pub fn redirect_trunk(
         &mut self,
         id: TrunkId,
