@@ -13,8 +13,9 @@ readonly PROGRAMS=(cc:gcc ps:procps tshark:tshark ibsim:ibsim-utils opensm:opens
     rdma:iproute2 ucx_perftest:ucx-utils mpirun:openmpi-bin fi_pingpong:libfabric-bin musl-gcc:musl-tools)
 # module:package for those of Debian's Python.
 readonly MODULES=(pyverbs:python3-pyverbs mpi4py:python3-mpi4py)
-# Some hundred programs of tests are linked, each with all crates: without lines in backtraces they are made sooner, and smaller.
-export CARGO_PROFILE_DEV_DEBUG=none
+# Some hundred programs of tests are linked, each with all crates: without lines in backtraces they are made sooner, and smaller. Nothing
+# is built twice, so nothing is kept for that either.
+export CARGO_PROFILE_DEV_DEBUG=none CARGO_INCREMENTAL=0
 # Debian has daemons in a folder that only root looks into.
 export PATH="$PATH:/usr/sbin"
 
