@@ -113,9 +113,16 @@ fn commands_that_make_no_sense_fail_and_the_client_stays() {
     assert_eq!(raw.fails(Command::DEVICE_FEATURE, &feature), UNSUPPORTED);
     assert_eq!(raw.fails(Command::MIG_DATA_READ, &feature), UNSUPPORTED);
     assert_eq!(raw.fails(Command::DIRTY_PAGES, &feature), UNSUPPORTED);
-    let io_fds = [16_u32, 0, 2, 0].map(U32::new);
-    let refused = raw.fails(Command::DEVICE_GET_REGION_IO_FDS, io_fds.as_bytes());
-    assert_eq!(refused, UNSUPPORTED);
+    for odd in [
+        [15_u32, 0, 2, 0],
+        [16, 1, 2, 0],
+        [16, 0, 2, 1],
+        [16, 0, 9, 0],
+    ] {
+        let io_fds = odd.map(U32::new);
+        let refused = raw.fails(Command::DEVICE_GET_REGION_IO_FDS, io_fds.as_bytes());
+        assert_eq!(refused, INVAL, "{odd:?}");
+    }
     assert_eq!(raw.fails(Command::DMA_READ, &feature), NO_SUCH);
     assert_eq!(raw.fails(Command(4711), &feature), NO_SUCH);
     raw.send_with(&message(99, Command::DEVICE_RESET, &[]), &[&memfd(4096)]);
