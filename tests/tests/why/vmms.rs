@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -40,13 +40,13 @@ enum Order {
 
 /// A VMM with a guest and its driver, on a thread of its own.
 struct Guest {
-    orders: Option<Sender<Order>>,
+    orders: Option<SyncSender<Order>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Guest {
     fn boot(socket: PathBuf) -> Self {
-        let (orders, order) = channel();
+        let (orders, order) = sync_channel(0);
         let thread = std::thread::spawn(move || live(&socket, &order));
         Self {
             orders: Some(orders),
@@ -54,6 +54,7 @@ impl Guest {
         }
     }
 
+    /// Returns when the guest has the order: from then on it does nothing by the one before.
     fn order(&self, order: Order) {
         let orders = self.orders.as_ref().unwrap();
         orders.send(order).expect("the guest lives");

@@ -36,6 +36,8 @@ pub(super) struct FollowUps {
     next: Option<Instant>,
     /// Time of the last answer to any request.
     answered: Instant,
+    /// The manager watches because of a look, and not in a light sweep.
+    is_look: bool,
     /// Sweeps that began anew since the last one that was completed.
     restarts: u32,
 }
@@ -93,7 +95,10 @@ impl Sm {
     pub(super) fn look_at_switches(&mut self, now: Instant) {
         let asked = self.follow_ups.begin(now);
         match self.phase {
-            Phase::Idle => self.phase = Phase::Watching(false),
+            Phase::Idle => {
+                self.phase = Phase::Watching(false);
+                self.follow_ups.is_look = true;
+            }
             _ if now < self.follow_ups.answered + STALL => return,
             _ => {}
         }
@@ -108,18 +113,31 @@ impl Sm {
         }
     }
 
-    /// Acts upon a change that a switch has marked, or its silence.
-    pub(super) fn switch_changed(&mut self, is_silent: bool) {
+    /// Begins a light sweep, in which silence is a change.
+    pub(super) fn watch_all(&mut self) {
+        self.follow_ups.is_look = false;
+        self.phase = Phase::Watching(false);
+    }
+
+    /// Acts upon a change that a switch has marked.
+    pub(super) fn switch_changed(&mut self) {
         match self.phase {
             Phase::Watching(_) => self.phase = Phase::Watching(true),
             Phase::Discovering(_) | Phase::Configuring(_) => {
                 self.sweep_wanted = true;
-                if !is_silent && self.follow_ups.restarts < MAX_RESTARTS {
+                if self.follow_ups.restarts < MAX_RESTARTS {
                     self.follow_ups.restarts += 1;
                     self.restart_sweep();
                 }
             }
             Phase::Idle | Phase::HandingOver(_) => self.sweep_wanted = true,
+        }
+    }
+
+    /// Acts upon a switch that has not answered. To a look that says nothing: packets may be slow, and the next light sweep asks again.
+    pub(super) fn switch_silent(&mut self) {
+        if matches!(self.phase, Phase::Watching(_)) && !self.follow_ups.is_look {
+            self.phase = Phase::Watching(true);
         }
     }
 

@@ -402,7 +402,7 @@ impl Sm {
     fn start_light_sweep(&mut self, now: Instant) {
         self.next_check = now + self.config.sweep_interval;
         self.stats.light_sweeps += 1;
-        self.phase = Phase::Watching(false);
+        self.watch_all();
         let request = get_port::<PortInfo>(&DrPath::LOCAL, self.port);
         self.queue.push(request, Job::WatchLocal);
         for node in self.topology.switches() {
@@ -495,7 +495,7 @@ impl Sm {
             }
             Job::WatchSwitch(_) => {
                 if smp.attribute::<SwitchInfo>().port_state_change() {
-                    self.switch_changed(false);
+                    self.switch_changed();
                 }
             }
             Job::WatchLocal => self.watch_local(smp.attribute::<PortInfo>()),
@@ -522,7 +522,7 @@ impl Sm {
             | Job::ReadLft { .. }
             | Job::ReadMft { .. }
             | Job::ReadGuids { .. } => self.trouble = true,
-            Job::WatchSwitch(_) => self.switch_changed(true),
+            Job::WatchSwitch(_) => self.switch_silent(),
             Job::WatchLocal => self.phase = Phase::Watching(true),
             Job::Probe => {}
             Job::PollMaster => self.master_missed(now),
