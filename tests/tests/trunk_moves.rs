@@ -168,7 +168,7 @@ impl Subnet {
         });
     }
 
-    /// Ends the connection of an end. What is on the way is lost.
+    /// Disconnects an end of a trunk from its peer, and drops the bytes on their way between the two.
     fn unplug(&mut self, end: End) {
         let place = self.cables.iter().position(|it| it.ends.contains(&end));
         for (site, end) in self.cables.remove(place.unwrap()).ends {
@@ -198,7 +198,7 @@ impl Subnet {
         }
     }
 
-    /// Does what is due now.
+    /// Polls all worlds and ends of trunks at the present time.
     fn step(&mut self) {
         let mut is_busy = true;
         while is_busy {
@@ -240,7 +240,7 @@ impl Subnet {
 }
 
 impl Cable {
-    /// Takes bytes of both ends, and gives them those that arrive. Returns `true` if there were any.
+    /// Carries bytes from each end of the cable to the other one. Returns `true` if any left or arrived.
     fn carry(&mut self, now: Instant, sites: &mut [Site]) -> bool {
         let mut any = false;
         for (from, to) in [(0, 1), (1, 0)] {

@@ -220,7 +220,7 @@ pub struct SignalledDoorbells {
 }
 
 impl SignalledDoorbells {
-    /// Registers the doorbells of a device in a VM. Those that KVM refuses stay trapped.
+    /// Registers the doorbells of a device in a VM. Doorbells that KVM refuses stay trapped.
     #[must_use]
     pub const fn new(vm: Arc<VmFd>) -> Self {
         Self {

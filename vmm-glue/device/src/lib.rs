@@ -137,7 +137,7 @@ pub trait Doorbells: Send + Sync {
         true
     }
 
-    /// Takes the doorbells of a device that another process serves, in place of those of the call before: it is called instead of
+    /// Takes the doorbells of a device that another process serves, in place of the list before: devices of services call this instead of
     /// the others. Each may be registered with its eventfd, for stores of any length and value. By default all stay trapped.
     fn set_signalled(&self, _: &[SignalledDoorbell]) {}
 }

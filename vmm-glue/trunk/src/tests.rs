@@ -229,7 +229,7 @@ fn queues_with_traffic_are_looked_at_without_signals_for_a_while_and_then_awaite
         assert!(carriers[receiving].is_awake());
         send(&mut carriers, &mut sessions, true);
         assert!(!is_ready(&carriers[receiving]), "a signal beside a look");
-        // The last look takes what came, and asks for signals again.
+        // The last look takes the remaining records, and asks the peer for signals again.
         assert!(carriers[receiving].look(now, &mut sessions[receiving], Duration::ZERO));
         assert!(event(&mut sessions).is_some());
         assert!(!carriers[receiving].is_awake());

@@ -141,7 +141,7 @@ impl Sm {
         }
     }
 
-    /// Drops all requests. The sweep that follows writes what they would have.
+    /// Drops all requests. The next sweep sends the writes among them again.
     fn restart_sweep(&mut self) {
         self.read_back_wanted |= self.queue.contexts().any(|job| job.is_read_back());
         self.queue.clear();

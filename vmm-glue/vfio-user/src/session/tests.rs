@@ -8,7 +8,7 @@ use super::*;
 use crate::Signals;
 use vhca_vfio_user_codec::{Assembler, Header, MultiWrite};
 
-/// A device that keeps what is written to its one register, and where it was rung.
+/// A device that records the writes to its one register, and the doorbells that the session rings.
 #[derive(Debug, Default)]
 struct Log {
     writes: Vec<(u64, Vec<u8>)>,

@@ -100,7 +100,7 @@ impl Client {
         Ok(())
     }
 
-    /// Sends a reply with its descriptors, or refuses what it replies to if those cannot be passed now.
+    /// Sends a reply with its descriptors. If the client takes no descriptors now, it gets an error instead.
     fn send_now(&self, reply: &Reply) -> Result<(), ConnectionEnd> {
         let mut connection = self.connection();
         if reply.doorbells.is_empty() {
