@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use core::fmt;
 
@@ -81,6 +81,84 @@ impl fmt::Debug for Msi {
     }
 }
 
+/// The eventfd of a doorbell, as its device keeps it.
+trait Event {
+    fn eventfd(&self) -> &EventFd;
+}
+
+impl<A: Copy + Ord + Send + Sync> Event for DoorbellEvent<A> {
+    fn eventfd(&self) -> &EventFd {
+        self.event()
+    }
+}
+
+impl Event for Arc<EventFd> {
+    fn eventfd(&self) -> &EventFd {
+        self
+    }
+}
+
+type Registered<E> = BTreeMap<PlacedDoorbell, E>;
+
+/// The ioeventfds of a device in a VM.
+struct IoEventFds<E> {
+    vm: Arc<VmFd>,
+    registered: Mutex<Registered<E>>,
+    refused: AtomicU64,
+}
+
+impl<E: Event> IoEventFds<E> {
+    const fn new(vm: Arc<VmFd>) -> Self {
+        Self {
+            vm,
+            registered: Mutex::new(BTreeMap::new()),
+            refused: AtomicU64::new(0),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Registered<E>> {
+        self.registered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Registers a doorbell whose eventfd there is. One that KVM or the host refuses stays trapped.
+    fn register(
+        &self,
+        registered: &mut Registered<E>,
+        placed: PlacedDoorbell,
+        event: io::Result<E>,
+    ) {
+        let address = IoEventAddress::Mmio(placed.address);
+        let event = event.and_then(|event| {
+            self.vm
+                .register_ioevent(event.eventfd(), &address, NoDatamatch)?;
+            Ok(event)
+        });
+        match event {
+            Ok(event) => {
+                registered.insert(placed, event);
+            }
+            Err(_) => {
+                self.refused.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Takes an ioeventfd away, before its eventfd: what the guest stored until then is rung.
+    fn give_up(&self, registered: &mut Registered<E>, placed: PlacedDoorbell) {
+        if let Some(event) = registered.remove(&placed) {
+            let address = IoEventAddress::Mmio(placed.address);
+            // It is registered, so nothing but the end of the VM can refuse this.
+            let _ = (self.vm).unregister_ioevent(event.eventfd(), &address, NoDatamatch);
+        }
+    }
+}
+
 /// Doorbells by ioeventfds of any length without a data match, one for the sends and one for the completion queues of a
 /// page: a guest's store does not leave KVM.
 ///
@@ -88,11 +166,9 @@ impl fmt::Debug for Msi {
 /// base address register moves or is off, when the device is reset or detached, and when another one needs its place: that is
 /// left to a thread of the VM, and not done by the loop, for which all devices would wait.
 pub struct Doorbells<A: Copy + Ord + Send + Sync> {
-    vm: Arc<VmFd>,
+    eventfds: IoEventFds<DoorbellEvent<A>>,
     events: DoorbellEvents<A>,
     budget: usize,
-    registered: Mutex<Registered<A>>,
-    refused: AtomicU64,
 }
 
 impl<A: Copy + Ord + Send + Sync> Doorbells<A> {
@@ -101,45 +177,33 @@ impl<A: Copy + Ord + Send + Sync> Doorbells<A> {
     #[must_use]
     pub const fn new(vm: Arc<VmFd>, events: DoorbellEvents<A>, budget: usize) -> Self {
         Self {
-            vm,
+            eventfds: IoEventFds::new(vm),
             events,
             budget,
-            registered: Mutex::new(BTreeMap::new()),
-            refused: AtomicU64::new(0),
         }
     }
 
     /// Returns how many ioeventfds there are.
     #[must_use]
     pub fn registered(&self) -> usize {
-        let registered = self.registered.lock();
-        registered.unwrap_or_else(PoisonError::into_inner).len()
+        self.eventfds.lock().len()
     }
 
     /// Returns how often an ioeventfd was refused, by KVM or for want of descriptors.
     #[must_use]
     pub fn refused(&self) -> u64 {
-        self.refused.load(Ordering::Relaxed)
-    }
-
-    fn register(&self, placed: &PlacedDoorbell) -> io::Result<DoorbellEvent<A>> {
-        let event = self.events.add(placed.doorbell)?;
-        let address = IoEventAddress::Mmio(placed.address);
-        self.vm
-            .register_ioevent(event.event(), &address, NoDatamatch)?;
-        Ok(event)
+        self.eventfds.refused()
     }
 
     /// Registers doorbells in place of the earlier ones. Returns `false` if one of them needs the place of an empty
     /// page and `may_replace` is `false`.
     fn place(&self, doorbells: &[PlacedDoorbell], may_replace: bool) -> bool {
-        let registered = self.registered.lock();
-        let mut registered = registered.unwrap_or_else(PoisonError::into_inner);
+        let mut registered = self.eventfds.lock();
         let registers: BTreeSet<_> = doorbells.iter().map(register_of).collect();
         let is_stale = |placed: &&PlacedDoorbell| !registers.contains(&register_of(placed));
         let stale: Vec<_> = registered.keys().filter(is_stale).copied().collect();
         for placed in stale {
-            self.give_up(&mut registered, placed);
+            self.eventfds.give_up(&mut registered, placed);
         }
         let wanted: BTreeSet<_> = doorbells.iter().copied().collect();
         for placed in &wanted {
@@ -154,31 +218,14 @@ impl<A: Copy + Ord + Send + Sync> Doorbells<A> {
                 if !may_replace {
                     return false;
                 }
-                self.give_up(&mut registered, empty);
+                self.eventfds.give_up(&mut registered, empty);
             }
-            match self.register(placed) {
-                Ok(event) => {
-                    registered.insert(*placed, event);
-                }
-                Err(_) => {
-                    self.refused.fetch_add(1, Ordering::Relaxed);
-                }
-            }
+            let event = self.events.add(placed.doorbell);
+            self.eventfds.register(&mut registered, *placed, event);
         }
         true
     }
-
-    /// Takes an ioeventfd away, before its eventfd: what the guest stored until then is rung.
-    fn give_up(&self, registered: &mut Registered<A>, placed: PlacedDoorbell) {
-        if let Some(event) = registered.remove(&placed) {
-            let address = IoEventAddress::Mmio(placed.address);
-            // It is registered, so nothing but the end of the VM can refuse this.
-            let _ = (self.vm).unregister_ioevent(event.event(), &address, NoDatamatch);
-        }
-    }
 }
-
-type Registered<A> = BTreeMap<PlacedDoorbell, DoorbellEvent<A>>;
 
 /// Returns a base address register with its address.
 const fn register_of(placed: &PlacedDoorbell) -> (u8, u64) {
@@ -206,41 +253,32 @@ impl<A: Copy + Ord + Send + Sync> fmt::Debug for Doorbells<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Doorbells")
             .field("registered", &self.registered())
-            .field("refused", &self.refused)
+            .field("refused", &self.refused())
             .finish_non_exhaustive()
     }
 }
 
 /// Doorbells of a device that another process serves, by ioeventfds of any length without a data match. That process limits their
 /// number, and rings a doorbell without a thread of the VMM.
-pub struct SignalledDoorbells {
-    vm: Arc<VmFd>,
-    registered: Mutex<BTreeMap<PlacedDoorbell, Arc<EventFd>>>,
-    refused: AtomicU64,
-}
+pub struct SignalledDoorbells(IoEventFds<Arc<EventFd>>);
 
 impl SignalledDoorbells {
     /// Registers the doorbells of a device in a VM. Doorbells that KVM refuses stay trapped.
     #[must_use]
     pub const fn new(vm: Arc<VmFd>) -> Self {
-        Self {
-            vm,
-            registered: Mutex::new(BTreeMap::new()),
-            refused: AtomicU64::new(0),
-        }
+        Self(IoEventFds::new(vm))
     }
 
     /// Returns how many ioeventfds there are.
     #[must_use]
     pub fn registered(&self) -> usize {
-        let registered = self.registered.lock();
-        registered.unwrap_or_else(PoisonError::into_inner).len()
+        self.0.lock().len()
     }
 
     /// Returns how often KVM refused an ioeventfd.
     #[must_use]
     pub fn refused(&self) -> u64 {
-        self.refused.load(Ordering::Relaxed)
+        self.0.refused()
     }
 }
 
@@ -248,35 +286,24 @@ impl super::Doorbells for SignalledDoorbells {
     fn set(&self, _: &[PlacedDoorbell]) {}
 
     fn set_signalled(&self, doorbells: &[SignalledDoorbell]) {
-        let registered = self.registered.lock();
-        let mut registered = registered.unwrap_or_else(PoisonError::into_inner);
+        let mut registered = self.0.lock();
         let wanted: BTreeMap<_, _> = doorbells
             .iter()
             .map(|doorbell| (doorbell.placed, &doorbell.event))
             .collect();
-        registered.retain(|placed, event| {
-            let stays = wanted
-                .get(placed)
-                .is_some_and(|wanted| Arc::ptr_eq(wanted, event));
-            if !stays {
-                let address = IoEventAddress::Mmio(placed.address);
-                // It is registered, so nothing but the end of the VM can refuse this.
-                let _ = self.vm.unregister_ioevent(event, &address, NoDatamatch);
-            }
-            stays
-        });
+        let stays = |(placed, event): &(&PlacedDoorbell, &Arc<EventFd>)| {
+            let wanted = wanted.get(placed);
+            wanted.is_some_and(|wanted| Arc::ptr_eq(wanted, event))
+        };
+        let stale = registered.iter().filter(|entry| !stays(entry));
+        let stale: Vec<_> = stale.map(|(placed, _)| *placed).collect();
+        for placed in stale {
+            self.0.give_up(&mut registered, placed);
+        }
         for (placed, event) in wanted {
-            if registered.contains_key(&placed) {
-                continue;
-            }
-            let address = IoEventAddress::Mmio(placed.address);
-            match self.vm.register_ioevent(event, &address, NoDatamatch) {
-                Ok(()) => {
-                    registered.insert(placed, Arc::clone(event));
-                }
-                Err(_) => {
-                    self.refused.fetch_add(1, Ordering::Relaxed);
-                }
+            if !registered.contains_key(&placed) {
+                self.0
+                    .register(&mut registered, placed, Ok(Arc::clone(event)));
             }
         }
     }
@@ -292,7 +319,7 @@ impl fmt::Debug for SignalledDoorbells {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SignalledDoorbells")
             .field("registered", &self.registered())
-            .field("refused", &self.refused)
+            .field("refused", &self.refused())
             .finish_non_exhaustive()
     }
 }
