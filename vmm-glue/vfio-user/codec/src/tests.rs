@@ -316,6 +316,49 @@ fn a_reply_counts_for_the_command_that_it_answers() {
     assert_eq!(info, Err(ReplyError::Malformed));
 }
 
+#[test]
+fn a_client_takes_eventfds_that_came_and_no_others() {
+    let ask = ClientCommand::RegionIoFds { index: 2, most: 64 }.message(3);
+    let part = |fd_index, kind, flags| IoEventFd {
+        fd_index: U32::new(fd_index),
+        kind: U32::new(kind),
+        flags: U32::new(flags),
+        ..IoEventFd::default()
+    };
+    let parse = |count: u32, parts: &[IoEventFd], fds: usize| {
+        let head = RegionIoFds {
+            count: U32::new(count),
+            ..RegionIoFds::default()
+        };
+        let payload = [head.as_bytes(), parts.as_bytes()].concat();
+        let mut reply = answer(&ask, 1, &payload);
+        reply.fds = vec![(); fds];
+        let parsed = parse_io_fds(&reply);
+        parsed.map(|parts| parts.iter().map(|(_, fd)| *fd).collect::<Vec<_>>())
+    };
+    // One that is no eventfd alone, and one that wants a value, are left out.
+    let all = [part(0, 0, 0), part(1, 2, 0), part(1, 0, 1), part(1, 0, 0)];
+    assert_eq!(parse(4, &all, 2), Ok(vec![0, 1]));
+    assert_eq!(parse(0, &[], 0), Ok(vec![]));
+    for (count, index, fds) in [(1, 2, 2), (1, u32::MAX, 64), (0, 0, 1), (1, 0, 0)] {
+        let parsed = parse(count, &[part(index, 0, 0)], fds);
+        assert_eq!(parsed, Err(ReplyError::Malformed), "{index} of {fds}");
+    }
+    let cut = answer(&ask, 1, &[0; 16 + 39]);
+    assert_eq!(parse_io_fds(&cut), Err(ReplyError::Malformed));
+    // A service that does not know the command has no doorbells with eventfds.
+    let unknown = Message::<()> {
+        header: Header {
+            flags: U32::new((HeaderFlags::REPLY | HeaderFlags::ERROR).bits()),
+            error: U32::new(95),
+            ..answer(&ask, 1, &[]).header
+        },
+        payload: Vec::new(),
+        fds: Vec::new(),
+    };
+    assert_eq!(parse_io_fds(&unknown), Ok(Vec::new()));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
