@@ -154,6 +154,7 @@ impl Sm {
         self.phase = Phase::Idle;
         self.sweep_wanted = false;
         self.read_back_wanted = false;
+        self.has_lost_writes = false;
     }
 
     /// Leaves the subnet to another manager and watches it.

@@ -144,6 +144,7 @@ impl Sm {
     /// Drops all requests. The next sweep sends the writes among them again.
     fn restart_sweep(&mut self) {
         self.read_back_wanted |= self.queue.contexts().any(|job| job.is_read_back());
+        self.has_lost_writes |= self.queue.contexts().any(|job| job.writes_routes());
         self.queue.clear();
         self.phase = Phase::Idle;
     }

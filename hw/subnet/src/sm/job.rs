@@ -75,6 +75,11 @@ pub(super) enum Job {
 }
 
 impl Job {
+    /// Returns `true` if the request writes a forwarding table. One without an answer may be late, and then write over a newer one.
+    pub(super) const fn writes_routes(self) -> bool {
+        matches!(self, Self::SetLft { .. } | Self::SetMft { .. })
+    }
+
     /// Returns `true` if a node's silence leaves open what a table holds that ordinary sweeps do not
     /// look at.
     pub(super) const fn is_read_back(self) -> bool {

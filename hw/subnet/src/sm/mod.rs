@@ -131,6 +131,8 @@ pub struct Sm {
     sweep_wanted: bool,
     /// The next sweep as master reads tables back.
     read_back_wanted: bool,
+    /// A request that writes a forwarding table was not answered: it may come after a newer one.
+    has_lost_writes: bool,
     /// The sweep under way left something undone.
     trouble: bool,
     /// Ports that appeared in the sweep under way.
@@ -167,6 +169,7 @@ impl Sm {
             first_sweep: true,
             sweep_wanted: true,
             read_back_wanted: false,
+            has_lost_writes: false,
             trouble: false,
             appeared: BTreeSet::new(),
             next_check: Instant::ZERO,
@@ -377,6 +380,7 @@ impl Sm {
                 QueueEvent::Failed(job) => {
                     self.stats.timeouts += 1;
                     self.read_back_wanted |= job.is_read_back();
+                    self.has_lost_writes |= job.writes_routes();
                     self.on_failure(now, job);
                 }
                 QueueEvent::Request(from, mad) => self.on_request(now, &from, &mad),
@@ -394,6 +398,12 @@ impl Sm {
                 self.poll_master();
             }
             SmState::NOT_ACTIVE => self.next_check = Instant::FAR_FUTURE,
+            // A packet that was late has arrived, an interval after the sweep that lost it.
+            _ if self.has_lost_writes => {
+                self.has_lost_writes = false;
+                self.read_back_wanted = true;
+                self.sweep_wanted = true;
+            }
             _ if self.trouble => self.sweep_wanted = true,
             _ => self.start_light_sweep(now),
         }

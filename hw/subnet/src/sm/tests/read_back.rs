@@ -310,6 +310,32 @@ fn a_set_of_guids_that_is_overtaken_by_its_successor_does_not_win() {
     assert_eq!(world.fabric.port((0, 1)).guids[&0].guids[1], Guid::new(9));
 }
 
+#[test]
+fn a_route_that_comes_after_its_successor_is_mended_without_being_asked() {
+    let mut world = granted();
+    let late = world.fabric.nodes[4].lft.clone();
+    let host = world.fabric.host(0x150);
+    world.fabric.link((host, 1), (4, 5));
+    world
+        .fabric
+        .losses
+        .insert((4, LinearForwardingTable::ID.get()), 4);
+    // The first sweep has no answer to its write, and the second one writes the same.
+    for _ in 0..2 {
+        world.trap(0, 4, TrapNumber::LINK_STATE_CHANGED);
+        world.run(2_000);
+    }
+    let after = Tables::of(&world.fabric);
+    // An older write was slow, and arrives now.
+    let routes = core::mem::replace(&mut world.fabric.nodes[4].lft, late);
+    assert_ne!(world.fabric.nodes[4].lft, routes);
+    world.run(1);
+    assert_ne!(Tables::of(&world.fabric), after);
+    world.run(15_000);
+    assert_eq!(Tables::of(&world.fabric), after);
+    world.assert_all_reachable();
+}
+
 /// A write of another sender of SMPs.
 #[derive(Clone, Debug)]
 enum Foreign {
