@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use tempfile::TempDir;
 use vhca_tests::live::{Lab, OpenSm, PATIENCE, Shim, wait_for};
 
@@ -389,4 +391,103 @@ fn services_of_one_machine_meet_over_shared_memory_each_at_a_port_of_its_own() {
     third.told(&["show", "vfs", "--wait-up"]);
     assert_eq!(sites.southern_guids().len(), 8);
     run_between(&sites.north, &sites.south, &write);
+}
+
+/// A service with one host and no switch, and one with two addresses for it.
+struct Roaming {
+    north: Lab,
+    roam: Lab,
+    addresses: [String; 2],
+    _folder: TempDir,
+}
+
+impl Roaming {
+    fn under(sm: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let addresses = ["first", "second"].map(|name| format!("unix:{}", path(name)));
+        let [first, second] = &addresses;
+        let first_port = format!("S1=listen:{first}");
+        let second_port = format!("S2=listen:{second}");
+        let north = arguments("north", sm, &first_port);
+        let north = Lab::serve(&[&north[..], &["--trunk", &second_port]].concat());
+        let topology = path("one-host.net");
+        fs::write(&topology, "Hca 1 \"R\"\n").unwrap();
+        let trunk = format!("R/1={first}");
+        let host = ["--topology", &topology, "--pf", "R"];
+        let roam = Lab::serve(&[&arguments("roam", "none", &trunk)[..], &host].concat());
+        Self {
+            north,
+            roam,
+            addresses,
+            _folder: folder,
+        }
+    }
+
+    fn lid(&self) -> Value {
+        self.roam.json(&["show", "ports"])["ports"][0]["lid"].take()
+    }
+
+    /// Returns `true` if the host has sent some writes to an address.
+    fn writes_pass(&self, address: &str) -> bool {
+        let shown = self.roam.json(&["show", "fabric"]);
+        let trunk = &shown["trunks"][0];
+        trunk["way"] == address && trunk["sent_bytes"].as_u64() > Some(8 << 20)
+    }
+
+    /// Moves the host to and fro amid writes of a stock program, whose queue pairs have this timeout (IBA 9.7.6.1.3) and seven retries. Returns
+    /// the longest time from the command until writes go on.
+    fn move_amid_writes(&self, seconds: &str, timeout: &str) -> Duration {
+        let up = self.roam.told(&["show", "vfs", "--wait-up"]);
+        assert!(up.contains("yes"), "{up}");
+        let lid = self.lid();
+        let port = free_port().to_string();
+        let writes = ["ib_write_bw", "-D", seconds, "-s", "65536"];
+        let writes = [&writes[..], &["-u", timeout, "-p", &port]].concat();
+        let mut serving = self.north.on(Shim::Vhca, "H1-1/1", &writes);
+        let mut serving = serving.stdout(Stdio::null()).spawn().unwrap();
+        let asking = [&writes[..], &["127.0.0.1"]].concat();
+        let mut asking = self.roam.on(Shim::Vhca, "R/1", &asking);
+        let [first, second] = &self.addresses;
+        let asking = wait_for(PATIENCE, || {
+            let mut asking = asking.stdout(Stdio::null()).spawn().unwrap();
+            let is_over = wait_for(PATIENCE, || match asking.try_wait().unwrap() {
+                // The server did not listen yet.
+                Some(_) => Some(true),
+                None => self.writes_pass(first).then_some(false),
+            });
+            (is_over == Some(false)).then_some(asking)
+        });
+        let mut asking = asking.unwrap();
+        let mut longest = Duration::ZERO;
+        for address in [second, first].into_iter().cycle().take(6) {
+            let begun = Instant::now();
+            self.roam.told(&["set", "trunk", "R/1", address]);
+            let passed = wait_for(PATIENCE, || self.writes_pass(address).then_some(()));
+            assert!(passed.is_some(), "{address}");
+            longest = longest.max(begun.elapsed());
+            assert_eq!(self.lid(), lid);
+        }
+        assert!(
+            asking.try_wait().unwrap().is_none(),
+            "the writes ended amid the moves"
+        );
+        assert!(asking.wait().unwrap().success());
+        assert!(serving.wait().unwrap().success());
+        longest
+    }
+}
+
+#[test]
+fn a_host_that_moves_amid_writes_of_a_stock_program_keeps_its_lid() {
+    let longest = Roaming::under("lite").move_amid_writes("6", "14");
+    println!("writes went on {longest:?} after the command at the latest");
+}
+
+#[test]
+fn a_host_that_moves_amid_writes_keeps_its_lid_under_opensm_too() {
+    let roaming = Roaming::under("none");
+    let _opensm = OpenSm::start(&roaming.north, Shim::Vhca, "mgmt", "");
+    let longest = roaming.move_amid_writes("12", "17");
+    println!("writes went on {longest:?} after the command at the latest");
 }

@@ -124,6 +124,11 @@ impl TrunkEnd {
         self.session.as_mut()
     }
 
+    /// Gives the gateway another name.
+    pub fn rename<D: EndNode>(&self, fabric: &mut Fabric<D>, name: &str) {
+        fabric.rename_gateway(self.gateway, name);
+    }
+
     /// Forgets the connection.
     pub fn disconnect<D: EndNode>(&mut self, fabric: &mut Fabric<D>) {
         if let Some(session) = &mut self.session {

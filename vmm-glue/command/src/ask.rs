@@ -91,6 +91,7 @@ pub(crate) fn set(args: SetArgs) -> anyhow::Result<()> {
             let request = args.request()?;
             (args.server.connect()?, request)
         }
+        SetCommand::Trunk(args) => (args.server.connect()?, args.request()),
     };
     remote.ask(&request)?;
     Ok(())

@@ -89,6 +89,13 @@ pub enum Request {
         #[serde(default)]
         faults: LinkFaults,
     },
+    /// Redirect a trunk that connects.
+    SetTrunk {
+        /// Its port, as `NODE/PORT`.
+        port: String,
+        /// The address at which its new other end listens.
+        address: String,
+    },
     /// Have the embedded subnet manager sweep the subnet.
     SweepSm {},
     /// Have guests do something; the reply are [`GuestReports`](crate::GuestReports).

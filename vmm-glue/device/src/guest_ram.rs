@@ -147,13 +147,14 @@ fn store_last<B: BitmapSlice>(slice: &VolatileSlice<'_, B>, bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::sync::{Arc, RwLock, RwLockReadGuard};
 
     use proptest::prelude::*;
     use vm_memory::bitmap::AtomicBitmap;
+    use vm_memory::iommu::{Error as IommuError, IotlbIterator, IovaRange};
     use vm_memory::{
         GuestMemoryAtomic, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
-        MemoryRegionAddress,
+        Iommu, IommuMemory, Iotlb, MemoryRegionAddress,
     };
 
     use super::*;
@@ -242,6 +243,81 @@ mod tests {
         assert_eq!(ram.write(high.0, &[7; 8]), Err(fault));
         assert_eq!(ram.update_u64(high.0, &mut |old| old), Err(fault));
         assert_eq!(ram.write(0, &[7; 8]), Ok(()));
+    }
+
+    /// An IOMMU that has no tables beside its IOTLB.
+    #[derive(Debug, Default)]
+    struct Translations(RwLock<Iotlb>);
+
+    impl Iommu for Translations {
+        type IotlbGuard<'a> = RwLockReadGuard<'a, Iotlb>;
+
+        fn translate(
+            &self,
+            base: GuestAddress,
+            length: usize,
+            access: Permissions,
+        ) -> Result<IotlbIterator<Self::IotlbGuard<'_>>, IommuError> {
+            let found = Iotlb::lookup(self.0.read().unwrap(), base, length, access);
+            found.map_err(|fails| IommuError::CannotResolve {
+                iova_range: IovaRange { base, length },
+                reason: format!("{fails:?}"),
+            })
+        }
+    }
+
+    #[test]
+    fn a_vf_behind_an_iommu_reaches_what_the_guest_has_mapped_for_it_until_it_unmaps_it() {
+        let physical = tracked();
+        let memory = IommuMemory::new(
+            (*physical).clone(),
+            Translations::default(),
+            true,
+            AtomicBitmap::default(),
+        );
+        let map = |iova, to, access| {
+            let mut iotlb = memory.iommu().0.write().unwrap();
+            let [iova, to] = [iova, to].map(GuestAddress);
+            iotlb.set_mapping(iova, to, 0x1000, access).unwrap();
+        };
+        // Two pages that follow each other for the device alone, and one that it may read.
+        map(0x7000_0000, 0x3000, Permissions::ReadWrite);
+        map(0x7000_1000, 0, Permissions::ReadWrite);
+        map(0x7000_2000, 0x1000, Permissions::Read);
+        let memory = Arc::new(memory);
+        let mut ram = GuestRam::new(Arc::clone(&memory));
+        let bytes: Vec<u8> = (0..32).collect();
+        ram.write(0x7000_0ff0, &bytes).unwrap();
+        let mut written = [0; 16];
+        for (at, part) in [(0x3ff0, &bytes[..16]), (0, &bytes[16..])] {
+            physical.read_slice(&mut written, GuestAddress(at)).unwrap();
+            assert_eq!(written, part);
+        }
+        let mut read = [0; 32];
+        ram.read(0x7000_0ff0, &mut read).unwrap();
+        assert_eq!(read, bytes[..]);
+        assert_eq!(ram.update_u64(0x7000_1010, &mut |old| old + 1), Ok(0));
+        assert_eq!(physical.read_obj::<u64>(GuestAddress(16)).unwrap(), 1);
+
+        let fault = |addr| DmaFault { addr, len: 8 };
+        ram.read(0x7000_2000, &mut [0; 8]).unwrap();
+        for addr in [0x7000_2000, 0x7000_3000, 0] {
+            assert_eq!(ram.write(addr, &[7; 8]), Err(fault(addr)));
+            assert_eq!(ram.update_u64(addr, &mut |old| old), Err(fault(addr)));
+        }
+        let unmapped = GuestAddress(0x7000_1000);
+        memory
+            .iommu()
+            .0
+            .write()
+            .unwrap()
+            .invalidate_mapping(unmapped, 0x1000);
+        assert_eq!(ram.read(unmapped.0, &mut [0; 8]), Err(fault(unmapped.0)));
+        assert_eq!(ram.write(0x7000_0ffc, &[7; 8]), Err(fault(0x7000_0ffc)));
+        physical
+            .read_slice(&mut written, GuestAddress(0x3ff0))
+            .unwrap();
+        assert_eq!(written, bytes[..16], "a write that faults changes nothing");
     }
 
     #[test]

@@ -77,6 +77,12 @@ impl fmt::Display for TrunkAddress {
 }
 
 impl TrunkAddress {
+    /// Returns `true` if the ends prove their identities to each other.
+    #[must_use]
+    pub const fn has_tls(&self) -> bool {
+        matches!(self, Self::Tls { .. })
+    }
+
     /// Returns `true` if bytes may cross a network as they are: by TCP, unless the host is the loopback address or `localhost`.
     #[must_use]
     pub fn is_exposed(&self) -> bool {

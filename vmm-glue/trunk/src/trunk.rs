@@ -51,6 +51,13 @@ pub enum TrunkError {
     /// There is no such trunk.
     #[error("there is no such trunk")]
     Unknown,
+    /// The other end is to prove its identity, and there is nothing to prove it by.
+    #[error("{0} needs a trunk with credentials")]
+    NoCredentials(TrunkAddress),
+    /// Credentials that are none for the host of an address.
+    #[cfg(feature = "tls")]
+    #[error(transparent)]
+    Credentials(#[from] crate::tls::CredentialsError),
     /// The door, which connects, or a descriptor.
     #[error("cannot start to connect")]
     Door(#[source] io::Error),
@@ -92,6 +99,9 @@ impl Trunk {
         near: Endpoint,
         config: TrunkConfig,
     ) -> Result<Self, TrunkError> {
+        if config.way.address().has_tls() && matches!(config.security, Security::Plain) {
+            return Err(TrunkError::NoCredentials(config.way.address().clone()));
+        }
         let node_guid = fabric
             .node(near.node)
             .map_or(Guid::NONE, |node| node.node_guid);
@@ -170,19 +180,33 @@ impl Trunk {
         now: Instant,
         fabric: &mut Fabric<D>,
         address: TrunkAddress,
-        security: Security,
     ) -> Result<(), TrunkError> {
         if !self.connects() {
             return Err(TrunkError::Listens(self.config.way.clone()));
         }
+        self.config.security = self.security_towards(&address)?;
         self.end.disconnect(fabric);
         (self.carrier, self.handshakes) = (None, Handshakes::default());
         self.config.way = TrunkWay::Connect(address);
-        self.config.security = security;
+        self.end.rename(fabric, &self.config.way.to_string());
         self.is_stale = self.is_ordered;
         self.refusal = None;
         (self.pause, self.attempt) = (FIRST_PAUSE, Some(now));
         Ok(())
+    }
+
+    /// Returns the protection of connections to another address, by the same credentials.
+    fn security_towards(&self, address: &TrunkAddress) -> Result<Security, TrunkError> {
+        match (&self.config.security, address) {
+            #[cfg(feature = "tls")]
+            (Security::Tls(end), TrunkAddress::Tls { host, .. }) => {
+                Ok(Security::Tls(end.clone().towards(host)?))
+            }
+            (Security::Plain, TrunkAddress::Tls { .. }) => {
+                Err(TrunkError::NoCredentials(address.clone()))
+            }
+            (security, _) => Ok(security.clone()),
+        }
     }
 
     /// Returns `true` if a connection is to be ordered of the door.
@@ -202,7 +226,12 @@ impl Trunk {
 
     /// Returns the carrier over a socket.
     pub(crate) fn carrier(&self, socket: OwnedFd) -> Result<Carrier, String> {
-        Carrier::new(socket, self.config.timeout, &self.config.security)
+        // Credentials stay with a trunk that was redirected to an address without TLS.
+        let security = match self.config.way.address().has_tls() {
+            true => &self.config.security,
+            false => &Security::Plain,
+        };
+        Carrier::new(socket, self.config.timeout, security)
     }
 
     /// Begins with the handshake of a connection.

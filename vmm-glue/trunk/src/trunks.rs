@@ -15,7 +15,6 @@ use crate::config::{TrunkConfig, TrunkWay};
 use crate::descriptors::{Descriptors, Interest};
 use crate::door::{Connected, Door};
 use crate::ring::Signals;
-use crate::stream::Security;
 use crate::trunk::{Trunk, TrunkError};
 
 /// Connections of one listener that are taken before others have their turn.
@@ -129,21 +128,21 @@ impl Trunks {
     }
 
     /// Redirects a trunk that connects to another address: a host behind it moves to another port of its fabric, or to another
-    /// site, and keeps its LIDs there. `security` is for the new address.
+    /// site, and keeps its LIDs there. The trunk keeps its credentials.
     ///
     /// # Errors
-    /// [`TrunkError::Listens`], [`TrunkError::Unknown`] and [`TrunkError::Door`].
+    /// [`TrunkError::Listens`], [`TrunkError::Unknown`], [`TrunkError::Door`], and [`TrunkError::NoCredentials`] and
+    /// [`TrunkError::Credentials`] for a `tls:` address. Nothing has changed then.
     pub fn redirect<D: EndNode>(
         &mut self,
         now: Instant,
         fabric: &mut Fabric<D>,
         id: TrunkId,
         address: TrunkAddress,
-        security: Security,
     ) -> Result<(), TrunkError> {
         self.prepare_for(&address)?;
         match self.trunks.get_mut(id.place()) {
-            Some(trunk) => trunk.redirect(now, fabric, address, security),
+            Some(trunk) => trunk.redirect(now, fabric, address),
             None => Err(TrunkError::Unknown),
         }
     }

@@ -17,6 +17,7 @@ use crate::watch::{Ready, WatchChange};
 
 /// Why the event loop cannot go on: the host failed, not what the loop drives.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum LoopError {
     /// epoll failed.
     #[error("the event loop failed")]
@@ -37,6 +38,7 @@ const BRIEF: Duration = Duration::from_micros(1);
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum RunEnd {
     /// The condition came true.
     Reached,

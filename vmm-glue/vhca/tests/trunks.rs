@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use hca_api::PortState;
 use vhca::device::event::EventLoop;
 use vhca::emulated::{Endpoint, Fabric, Guid, Lid, VfOptions};
-use vhca::trunk::{Security, TrunkAddress, TrunkConfig, TrunkEvent, TrunkId, TrunkPeer, TrunkWay};
+use vhca::trunk::{
+    Security, TrunkAddress, TrunkConfig, TrunkError, TrunkEvent, TrunkId, TrunkPeer, TrunkWay,
+};
 use vhca::world::{HostFunction, World};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
@@ -189,10 +191,20 @@ fn a_host_that_leaves_a_port_for_another_one_keeps_its_lid() {
         loops[1].lid().is_some()
     });
     let lid = vmm.lid();
+    // Without credentials there is no way to an end that wants them, and the trunk stays where it is.
+    let proving = "tls:localhost:1".parse().unwrap();
+    let trunk = vmm.trunk.unwrap();
+    let refused =
+        (vmm.steps.backend()).with(|world: &mut World| world.redirect_trunk(trunk, proving));
+    assert!(matches!(
+        refused.unwrap(),
+        Err(TrunkError::NoCredentials(_))
+    ));
+    assert_eq!(vmm.lid(), lid);
     for address in [second, first] {
         let begun = Instant::now();
         let trunk = vmm.trunk.unwrap();
-        let redirect = |world: &mut World| world.redirect_trunk(trunk, address, Security::Plain);
+        let redirect = |world: &mut World| world.redirect_trunk(trunk, address);
         let redirected = vmm.steps.backend().with(redirect).unwrap();
         redirected.unwrap();
         assert_eq!(vmm.lid(), None);

@@ -1,5 +1,6 @@
 //! Packets and runs that leave or enter the fabric by gateways.
 
+use ib_wire::smp::NodeDescription;
 use ib_wire::{PortNum, Vl};
 
 use super::{Body, Fabric, NodeId, Timer};
@@ -16,6 +17,13 @@ impl<D: EndNode> Fabric<D> {
     /// can play any part towards the port at the near end: its peers, and its subnet manager.
     pub fn add_gateway(&mut self, description: &str, port: PortConfig) -> NodeId {
         self.add(Body::Gateway(Box::new(Gateway::new(description, port))))
+    }
+
+    /// Gives a gateway another name; nothing happens if the node is none.
+    pub fn rename_gateway(&mut self, gateway: NodeId, description: &str) {
+        if let Some(gateway) = self.gateway_mut(gateway) {
+            gateway.node.description = NodeDescription::new(description);
+        }
     }
 
     pub(super) fn gateway_mut(&mut self, node: NodeId) -> Option<&mut Gateway> {

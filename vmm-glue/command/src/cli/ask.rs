@@ -131,6 +131,8 @@ pub(crate) enum SetCommand {
     Vf(SetVfArgs),
     /// Plug cables in or out, or plan faults: of a port (NODE/PORT), or of all links between two nodes.
     Link(SetLinkArgs),
+    /// Redirect a trunk that connects: its port leaves the fabric that it is connected to, and joins another one, or another port.
+    Trunk(SetTrunkArgs),
 }
 
 #[derive(Debug, Args)]
@@ -148,6 +150,26 @@ pub(crate) struct SetVfArgs {
     change: VfChangeCommand,
     #[command(flatten)]
     pub(crate) server: ServerArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SetTrunkArgs {
+    /// The port of the trunk: NODE/PORT.
+    #[arg(add = complete::link(&[]))]
+    port: String,
+    /// The address at which its new other end listens: tls:HOST:PORT, tcp:HOST:PORT, unix:PATH or vhost:PATH.
+    address: String,
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+}
+
+impl SetTrunkArgs {
+    pub(crate) fn request(&self) -> Request {
+        Request::SetTrunk {
+            port: self.port.clone(),
+            address: self.address.clone(),
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]

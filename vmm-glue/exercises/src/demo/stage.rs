@@ -123,7 +123,7 @@ impl Pace {
             Self::Virtual(world) => match world.run_until(limit, condition) {
                 Outcome::Reached => true,
                 Outcome::TimedOut => false,
-                Outcome::LiveLock => return Err(StepError::failed("live-lock")),
+                _ => return Err(StepError::failed("live-lock")),
             },
             Self::Real(runner) => runner.run_until(limit, condition)? == RunEnd::Reached,
         };

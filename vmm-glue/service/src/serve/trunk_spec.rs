@@ -44,16 +44,12 @@ impl TrunkSpec {
         })
     }
 
-    fn has_tls(&self) -> bool {
-        matches!(self.way.address(), TrunkAddress::Tls { .. })
-    }
-
     /// Reads the credentials of the trunk, if it has TLS.
     ///
     /// # Errors
     /// The reason and the remedy, in one line.
     pub(super) fn security(&self) -> Result<Security, String> {
-        if !self.has_tls() {
+        if !self.way.address().has_tls() {
             return Ok(Security::Plain);
         }
         let missing = || TrunkCredentialsError::Missing(self.port.clone()).to_string();
@@ -78,7 +74,7 @@ pub(super) fn complete(
     let mut uses_tls = false;
     for trunk in trunks {
         let port = trunk.port.clone();
-        if trunk.has_tls() {
+        if trunk.way.address().has_tls() {
             uses_tls = true;
             trunk.credentials = trunk.credentials.or(of_site);
             let files = trunk.credentials.files();

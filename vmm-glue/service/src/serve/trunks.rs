@@ -3,7 +3,10 @@
 use emulated_hca::{Fabric, NodeId, NodeKind};
 use ib_trunk::SiteName;
 use ib_wire::PortNum;
-use vhca_trunk::{Door, Trunk, TrunkConfig, TrunkEvent, TrunkId, TrunkPeer, Trunks};
+use vhca_control::protocol::Refusal;
+use vhca_trunk::{
+    Door, Trunk, TrunkAddress, TrunkConfig, TrunkEvent, TrunkId, TrunkPeer, TrunkWay, Trunks,
+};
 
 use super::announcement::Announcement;
 use super::lab::Lab;
@@ -44,6 +47,11 @@ fn add(lab: &mut Lab, spec: &TrunkSpec, site: &SiteName) -> Result<(String, Trun
     let fabric = lab.world().fabric();
     let port = named.or_else(|| free_port(fabric, node));
     let port = port.ok_or_else(|| wrong(&"all of its ports have links"))?;
+    if fabric.link_at(node.port(port.0)).is_some() {
+        return Err(wrong(
+            &"it has a link already: name another port, or the node alone for its first free one",
+        ));
+    }
     let name = match named {
         Some(_) => spec.port.clone(),
         None => format!("{}/{}", spec.port, port.0),
@@ -54,12 +62,7 @@ fn add(lab: &mut Lab, spec: &TrunkSpec, site: &SiteName) -> Result<(String, Trun
         _ => spec.peer(),
     };
     let security = spec.security().map_err(|error| wrong(&error))?;
-    if spec.way.address().is_exposed() {
-        log::warn!(
-            "trunk {name} ({}) is plain: whatever is on the way can read its packets and add others; say tls: instead of tcp: at both ends",
-            spec.way
-        );
-    }
+    warn_of_plain(&name, &spec.way);
     let config = TrunkConfig {
         site: site.clone(),
         way: spec.way.clone(),
@@ -77,6 +80,25 @@ fn add(lab: &mut Lab, spec: &TrunkSpec, site: &SiteName) -> Result<(String, Trun
     Ok((name, id))
 }
 
+/// Warns of a trunk whose packets others can read.
+fn warn_of_plain(name: &str, way: &TrunkWay) {
+    if way.address().is_exposed() {
+        log::warn!(
+            "trunk {name} ({way}) is plain: whatever is on the way can read its packets and add others; say tls: instead of tcp: at both ends"
+        );
+    }
+}
+
+/// Returns the refusal of a port without a trunk.
+fn no_such_trunk(lab: &Lab, port: &str) -> Refusal {
+    let ports: Vec<&str> = lab.trunks.values().map(String::as_str).collect();
+    let message = match &ports[..] {
+        [] => "this service has no trunks: see --trunk of vhca serve".to_owned(),
+        ports => format!("{port} has no trunk; there are {}", ports.join(", ")),
+    };
+    Refusal::new("no_such_trunk", message)
+}
+
 /// Returns the first port of a node without a link.
 fn free_port(fabric: &Fabric, node: NodeId) -> Option<PortNum> {
     let mut ports = 1..=fabric.node(node)?.port_count();
@@ -85,6 +107,24 @@ fn free_port(fabric: &Fabric, node: NodeId) -> Option<PortNum> {
 }
 
 impl Lab {
+    /// Redirects a trunk that connects: the port at `NODE/PORT` leaves the one that it is connected to, and joins the one at which
+    /// another end listens.
+    ///
+    /// # Errors
+    /// A refusal with the reason; nothing has changed then.
+    pub(super) fn set_trunk(&mut self, port: &str, address: &str) -> Result<(), Refusal> {
+        let mut trunks = self.trunks.iter();
+        let found = trunks.find_map(|(id, name)| (name == port).then_some(*id));
+        let id = found.ok_or_else(|| no_such_trunk(self, port))?;
+        let bad = |why: &dyn ToString| Refusal::new("bad_trunk", why.to_string());
+        let address: TrunkAddress = address.parse().map_err(|error| bad(&error))?;
+        let way = TrunkWay::Connect(address.clone());
+        let redirected = self.world_mut().redirect_trunk(id, address);
+        redirected.map_err(|error| bad(&error))?;
+        warn_of_plain(port, &way);
+        Ok(())
+    }
+
     /// Returns the trunks whose first attempt is over, in order.
     pub(super) fn trunk_rows(&self) -> impl Iterator<Item = TrunkRow> {
         let ids = self.trunks.iter();

@@ -134,6 +134,19 @@ pub(super) enum Identity {
     Certified { certificate: PathBuf, ca: PathBuf },
 }
 
+impl Identity {
+    /// Returns the name that the certificate of a host must have.
+    fn server_name(&self, host: &str) -> Result<ServerName<'static>, CredentialsError> {
+        let name = match self {
+            // The key is the name: any will do.
+            Self::Pinned { .. } => "trunk",
+            Self::Certified { .. } => bare(host),
+        };
+        let name = ServerName::try_from(name.to_owned());
+        name.map_err(|_| CredentialsError::Name(host.to_owned()))
+    }
+}
+
 impl TlsEnd {
     /// Reads the credentials of an end that connects to a host. Certificates of the other end must be for this name or address.
     ///
@@ -141,18 +154,24 @@ impl TlsEnd {
     /// [`CredentialsError`].
     pub fn connecting(files: &CredentialFiles, host: &str) -> Result<Self, CredentialsError> {
         let credentials = Credentials::read(files)?;
-        let name = match &*credentials.identity {
-            // The key is the name: any will do.
-            Identity::Pinned { .. } => "trunk",
-            Identity::Certified { .. } => bare(host),
-        };
-        let name = ServerName::try_from(name.to_owned());
-        let name = name.map_err(|_| CredentialsError::Name(host.to_owned()))?;
+        let name = credentials.identity.server_name(host)?;
         let config = Arc::new(credentials.client()?);
         Ok(Self {
             side: Side::Client(config, name),
             identity: credentials.identity,
         })
+    }
+
+    /// Returns the end for connections to another host; one that listens stays as it is.
+    ///
+    /// # Errors
+    /// [`CredentialsError::Name`].
+    pub(crate) fn towards(self, host: &str) -> Result<Self, CredentialsError> {
+        let side = match self.side {
+            Side::Client(config, _) => Side::Client(config, self.identity.server_name(host)?),
+            side @ Side::Server(_) => side,
+        };
+        Ok(Self { side, ..self })
     }
 
     /// Reads the credentials of an end that listens.

@@ -423,6 +423,13 @@ fn certificates_of_a_ca_are_taken_from_both_ends_and_others_are_refused_with_the
         assert!(near_said.contains(near_words), "{near_said}");
         assert!(far_said.contains(far_words), "{far_said}");
     }
+    // A trunk that is redirected keeps its credentials, and expects the certificate of the new host.
+    let redirected = TlsEnd::connecting(&a, "b").unwrap().towards("c").unwrap();
+    let redirected = Security::Tls(redirected);
+    for (far, is_expected) in [("b", false), ("c", true)] {
+        let shaken = shake(&mut carriers(&redirected, &server(&good(far))));
+        assert_eq!(shaken == [Ok(true), Ok(true)], is_expected, "{far}");
+    }
 }
 
 #[test]

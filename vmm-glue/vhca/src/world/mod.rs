@@ -66,6 +66,7 @@ use crate::FairQueue;
 
 /// How a run in virtual time ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Outcome {
     /// The condition came true.
     Reached,

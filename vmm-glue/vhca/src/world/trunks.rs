@@ -1,7 +1,7 @@
 //! Trunks: cables to the fabrics of other worlds and services, in other processes and on other machines.
 
 use emulated_hca::Endpoint;
-use vhca_trunk::{Door, Security, TrunkAddress, TrunkConfig, TrunkError, TrunkId, Trunks};
+use vhca_trunk::{Door, TrunkAddress, TrunkConfig, TrunkError, TrunkId, Trunks};
 
 use super::World;
 
@@ -30,15 +30,10 @@ impl World {
     ///
     /// # Errors
     /// [`TrunkError`], as of [`Trunks::redirect`].
-    pub fn redirect_trunk(
-        &mut self,
-        id: TrunkId,
-        address: TrunkAddress,
-        security: Security,
-    ) -> Result<(), TrunkError> {
+    pub fn redirect_trunk(&mut self, id: TrunkId, address: TrunkAddress) -> Result<(), TrunkError> {
         let trunks = self.trunks.as_mut().ok_or(TrunkError::Unknown)?;
         let fabric = &mut self.adapters.fabric;
-        trunks.redirect(self.now, fabric, id, address, security)
+        trunks.redirect(self.now, fabric, id, address)
     }
 
     /// Takes trunks, to which [`World::add_trunk`] adds. A process that is confined makes them with a door in another process.

@@ -18,6 +18,7 @@ use super::{Host, HostFunction, HostId, World};
 
 /// Why a VF and its guest could not be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum VfError {
     /// The PF refused.
     #[error(transparent)]

@@ -283,6 +283,10 @@ pub(super) const PAGES: &[Page] = &[
                 "vhca set link S1 S2 loss=1% delay=10us",
                 "Lose every hundredth packet between two switches, and take longer.",
             ),
+            (
+                "vhca set trunk H1/1 tls:spine-2:18600",
+                "Move a host to another site, amid its traffic.",
+            ),
         ],
         see: &["clear", "show", "why"],
         ..PAGE

@@ -133,6 +133,10 @@ pub(super) fn answer_now(turn: &mut Turn<'_>, request: &Request) -> Answer {
             let set = turn.lab.set_link_faults(a, b.as_deref(), *faults);
             set.map(|links| Answer::of(&serde_json::json!({ "links": links })))
         }
+        Request::SetTrunk { port, address } => {
+            let set = turn.lab.set_trunk(port, address);
+            set.map(|()| Answer::of(&serde_json::json!({ "trunk": port })))
+        }
         Request::SweepSm {} => {
             let swept = turn.lab.sweep();
             swept.map(|()| Answer::of(&serde_json::json!({ "sweeping": true })))
