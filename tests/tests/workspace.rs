@@ -58,14 +58,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     (
         "verbs-link",
-        &[
-            "hca-api",
-            "ib-endpoint",
-            "ib-wire",
-            "ib-vtime",
-            "linux-abi",
-            "vf-queues",
-        ],
+        &["hca-api", "ib-endpoint", "ib-wire", "ib-vtime", "linux-abi"],
     ),
     ("vhca-umad", &["linux-abi", "umad-link", "verbs-link"]),
     (
@@ -101,6 +94,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("vf-queues", &["hca-api", "ib-vtime"]),
+    (
+        "vf-uverbs",
+        &["vf-queues", "verbs-link", "hca-api", "ib-wire", "ib-vtime"],
+    ),
     ("vf-pci", &["hca-api", "ib-vtime"]),
     (
         "vf-proxy",
@@ -193,6 +190,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "pf-context",
             "vf-pci",
             "vf-proxy",
+            "vf-uverbs",
             "mad-mux",
             "cm-paravirt",
             "mcast-agg",
@@ -226,6 +224,7 @@ const MAY_TEST_WITH: &[(&str, &[&str])] = &[
     ("hca-functions", &["emulated-hca", "ib-endpoint"]),
     ("vf-pci", &["emulated-hca", "ib-wire"]),
     ("vf-proxy", &["emulated-hca"]),
+    ("vf-uverbs", &["emulated-hca"]),
     ("verbs-link", &["emulated-hca"]),
     ("vhca-device", &["emulated-hca", "ib-wire"]),
     ("vhca", &["mlx4-defs", "mlx4-driver"]),

@@ -102,12 +102,13 @@ pub struct Charge {
 
 impl Charge {
     /// Returns the bytes.
-    pub(crate) const fn bytes(&self) -> u64 {
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// Changes the bytes. Returns `false`, and changes nothing, if the budget does not have so many left.
-    pub(crate) fn resize(&mut self, bytes: u64) -> bool {
+    pub fn resize(&mut self, bytes: u64) -> bool {
         match bytes.checked_sub(self.bytes) {
             Some(more) if !self.budget.take(more) => return false,
             Some(_) => {}
@@ -125,19 +126,27 @@ impl Drop for Charge {
 }
 
 /// Bytes that objects cost the service beside their rings, rounded up: tables of the device and of the adapter.
-pub(crate) mod cost {
-    pub(crate) const PROTECTION_DOMAIN: u64 = 128;
-    pub(crate) const REGION: u64 = 256;
-    pub(crate) const WINDOW: u64 = 256;
-    pub(crate) const ADDRESS: u64 = 256;
-    pub(crate) const COMPLETION_QUEUE: u64 = 1024;
-    pub(crate) const SHARED_RECEIVE_QUEUE: u64 = 1024;
-    pub(crate) const QUEUE_PAIR: u64 = 4096;
+pub mod cost {
+    /// Protection domain.
+    pub const PROTECTION_DOMAIN: u64 = 128;
+    /// Memory region.
+    pub const REGION: u64 = 256;
+    /// Memory window.
+    pub const WINDOW: u64 = 256;
+    /// Address handle.
+    pub const ADDRESS: u64 = 256;
+    /// Completion queue.
+    pub const COMPLETION_QUEUE: u64 = 1024;
+    /// Shared receive queue.
+    pub const SHARED_RECEIVE_QUEUE: u64 = 1024;
+    /// Queue pair.
+    pub const QUEUE_PAIR: u64 = 4096;
     /// Id of the RDMA CM, with its connection.
-    pub(crate) const CM_ID: u64 = 2048;
-    pub(crate) const GROUP: u64 = 1024;
+    pub const CM_ID: u64 = 2048;
+    /// Multicast group that a queue pair or an id of the RDMA CM has joined.
+    pub const GROUP: u64 = 1024;
     /// Channel, with the records that its socket holds unread: see [`CHANNEL_BUFFER`](crate::CHANNEL_BUFFER).
-    pub(crate) const CHANNEL: u64 = crate::CHANNEL_BUFFER as u64;
+    pub const CHANNEL: u64 = crate::CHANNEL_BUFFER as u64;
 }
 
 #[cfg(test)]

@@ -83,8 +83,11 @@ impl<'b> Command<'b> {
         T::read_from_prefix(self.payload).map_err(|_| Errno::EINVAL)
     }
 
-    /// Returns the payload as a layout whose end a program may leave out.
-    pub(crate) fn read_padded<T: FromBytes + IntoBytes + Default>(
+    /// Returns the payload as a layout whose end a program may leave out; those bytes are zero.
+    ///
+    /// # Errors
+    /// [`Errno::EINVAL`] if it has fewer than `least` bytes.
+    pub fn read_padded<T: FromBytes + IntoBytes + Default>(
         &self,
         least: usize,
     ) -> Result<T, Errno> {
@@ -102,7 +105,7 @@ impl<'b> Command<'b> {
     ///
     /// # Errors
     /// [`Errno::ENOSPC`] if that is too small.
-    pub(crate) fn answer(&self, answer: &Answer) -> Result<Vec<u8>, Errno> {
+    pub fn answer(&self, answer: &Answer) -> Result<Vec<u8>, Errno> {
         let mut bytes = answer.core.clone();
         if self.extended {
             bytes.resize(self.room, 0);
@@ -118,8 +121,9 @@ impl<'b> Command<'b> {
         Ok(bytes)
     }
 
-    /// Bytes of the core's answer for which the program has room.
-    pub(crate) const fn room(&self) -> usize {
+    /// Returns the bytes of the core's answer for which the program has room.
+    #[must_use]
+    pub const fn room(&self) -> usize {
         self.room
     }
 }
@@ -133,7 +137,8 @@ pub struct Answer {
 
 impl Answer {
     /// Returns an answer of the core alone.
-    pub(crate) fn new(core: &(impl IntoBytes + Immutable)) -> Self {
+    #[must_use]
+    pub fn new(core: &(impl IntoBytes + Immutable)) -> Self {
         Self {
             core: core.as_bytes().to_vec(),
             provider: Vec::new(),
@@ -141,7 +146,8 @@ impl Answer {
     }
 
     /// Adds the provider's part.
-    pub(crate) fn with(mut self, provider: &(impl IntoBytes + Immutable)) -> Self {
+    #[must_use]
+    pub fn with(mut self, provider: &(impl IntoBytes + Immutable)) -> Self {
         self.provider = provider.as_bytes().to_vec();
         self
     }

@@ -13,7 +13,7 @@ use resources::{Kind, counters, objects, summary};
 
 use crate::abi::{RXE_ABI_VERSION, RXE_DRIVER_ID};
 use crate::sysfs::file_name;
-use crate::view::{DeviceView, PortView, physical_state, state};
+use crate::view::{DeviceView, PortView, physical_state, port_state};
 
 /// Client `RDMA_NL_NLDEV` in a type.
 const NLDEV: u16 = 5;
@@ -167,7 +167,7 @@ fn of_port(message: Message, device: &DeviceView, port: &PortView) -> Message {
         .with_u32(attribute::LID, is.lid.get().into())
         .with_u32(attribute::SM_LID, is.sm_lid.get().into())
         .with(attribute::LMC, &[is.lmc.get()])
-        .with(attribute::PORT_STATE, &[state(is.state)])
+        .with(attribute::PORT_STATE, &[port_state(is.state)])
         .with(
             attribute::PORT_PHYS_STATE,
             &[physical_state(is.physical_state)],
@@ -223,10 +223,10 @@ fn u32_of(value: &[u8]) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Process;
+    use crate::testing::ActivePort;
 
     fn device() -> DeviceView {
-        Process::new().with(|_, hca| DeviceView::of(hca, "vhca0".to_owned(), 3, "H-1".to_owned()))
+        ActivePort::new().with(|hca| DeviceView::of(hca, "vhca0".to_owned(), 3, "H-1".to_owned()))
     }
 
     fn request(command: u16, flags: u16, attributes: &[u8]) -> Vec<u8> {

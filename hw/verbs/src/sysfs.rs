@@ -4,7 +4,7 @@ use ib_wire::smp::NodeType;
 use linux_abi::sysfs::{Adapter, CharacterDevice, Device, FIRST_UVERBS, MAJOR, PciSlot, Port};
 
 use crate::abi::RXE_ABI_VERSION;
-use crate::view::{DeviceView, PortView, physical_state, state};
+use crate::view::{DeviceView, PortView, physical_state, port_state};
 
 /// The PCI function of the device: the first virtual one of the first adapter.
 const SLOT: PciSlot = PciSlot {
@@ -63,7 +63,7 @@ fn of_port(port: &PortView) -> (u8, Port) {
         lmc: is.lmc,
         sm_lid: is.sm_lid,
         sm_sl: is.sm_sl,
-        state: state(is.state),
+        state: port_state(is.state),
         physical_state: physical_state(is.physical_state),
         width: is.active_width,
         speed: is.active_speed.into(),
@@ -78,12 +78,12 @@ fn of_port(port: &PortView) -> (u8, Port) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Process;
+    use crate::testing::ActivePort;
 
     #[test]
     fn files_hold_what_the_kernels_do() {
         let device =
-            Process::new().with(|_, hca| DeviceView::of(hca, "vhca1".to_owned(), 0, "H-1".into()));
+            ActivePort::new().with(|hca| DeviceView::of(hca, "vhca1".to_owned(), 0, "H-1".into()));
         let device = super::device(&device);
         let read = |path: &str| device.text(&format!("sys/devices/pci7ca0:00/7ca0:00:00.1/{path}"));
         let text = |text: &str| Some(text.to_owned());

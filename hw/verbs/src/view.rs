@@ -113,7 +113,8 @@ impl PortView {
 }
 
 /// Returns the number of a logical state (`enum ibv_port_state`).
-pub(crate) const fn state(state: PortState) -> u8 {
+#[must_use]
+pub const fn port_state(state: PortState) -> u8 {
     match state {
         PortState::Down => 1,
         PortState::Init => 2,
@@ -122,8 +123,9 @@ pub(crate) const fn state(state: PortState) -> u8 {
     }
 }
 
-/// Returns the number of a physical state.
-pub(crate) const fn physical_state(state: PhysicalState) -> u8 {
+/// Returns the number of a physical state (`phys_state` of `struct ibv_port_attr`).
+#[must_use]
+pub const fn physical_state(state: PhysicalState) -> u8 {
     match state {
         PhysicalState::Sleep => 1,
         PhysicalState::Polling => 2,
@@ -135,7 +137,8 @@ pub(crate) const fn physical_state(state: PhysicalState) -> u8 {
 }
 
 /// Returns the number of a queue pair's state (`enum ib_qp_state`).
-pub(crate) const fn qp_state(state: QpState) -> u8 {
+#[must_use]
+pub const fn qp_state(state: QpState) -> u8 {
     match state {
         QpState::Reset => 0,
         QpState::Init => 1,

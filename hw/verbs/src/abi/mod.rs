@@ -4,6 +4,7 @@
 pub mod completion_queue;
 pub mod device;
 pub mod memory;
+mod path;
 pub mod queue_pair;
 pub mod rdma_cm;
 pub mod ring;

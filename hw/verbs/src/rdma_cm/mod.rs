@@ -28,7 +28,7 @@ use crate::abi::rdma_cm::{
     PS_TCP, PS_UDP, QPT_RC, QPT_UD, SetOption, UDP_QKEY, cm_command,
 };
 use crate::budget::cost;
-use crate::event_queue::EventQueue;
+use crate::events::EventQueue;
 use crate::{Budget, ChannelId, Charge, Errno, EventRecord, Reply, RetiredEvents};
 
 pub use address::{AddressBook, Network};

@@ -12,11 +12,11 @@ use super::address::{Address, IbAddress};
 use super::bind::EPHEMERAL as EPHEMERAL_PORT;
 use super::*;
 use crate::abi::rdma_cm::{Bind, QueryAddrAnswer, QueryPathAnswer, ResolveAddr, cm_event};
-use crate::testing::Process;
+use crate::testing::ActivePort;
 
 /// A process with an open file, and the port that it uses.
 struct Opened {
-    process: Process,
+    adapter: ActivePort,
     port: EndPort,
     book: AddressBook,
     cm: RdmaCm,
@@ -24,15 +24,15 @@ struct Opened {
 }
 
 fn opened() -> Opened {
-    let mut process = Process::new();
-    let port = process.with(|_, hca| {
+    let mut adapter = ActivePort::new();
+    let port = adapter.with(|hca| {
         let config = EndPortConfig::host(PortNum(1), 1);
         EndPort::open(Instant::ZERO, hca, config).unwrap()
     });
     let mut cm = RdmaCm::new(1);
     let channel = cm.open().unwrap();
     Opened {
-        process,
+        adapter,
         port,
         book: AddressBook {
             own: Ipv4Addr::new(127, 77, 1, 1),
@@ -265,8 +265,8 @@ fn a_closed_file_leaves_nothing() {
     };
     opened.cm.close(&mut host, opened.channel);
     assert!(opened.cm.ids.is_empty() && opened.cm.channels.is_empty());
-    opened.process.with(|_, hca| opened.port.close(hca));
-    let pf = opened.process.adapter.function(FunctionId::PF);
+    opened.adapter.with(|hca| opened.port.close(hca));
+    let pf = opened.adapter.device.function(FunctionId::PF);
     assert!(pf.is_some());
 }
 

@@ -2,7 +2,6 @@
 
 use hca_api::PortChange;
 use ib_vtime::Duration;
-use verbs_link::ContextId;
 use verbs_link::abi::completion_queue::{CreateCq, ReqNotifyCq, ResizeCq};
 use verbs_link::abi::memory::{AllocMw, CreateAh, RegMr};
 use verbs_link::abi::queue_pair::{
@@ -10,6 +9,7 @@ use verbs_link::abi::queue_pair::{
 };
 use verbs_link::abi::shared_receive_queue::{CreateSrq, ModifySrq};
 use verbs_link::abi::{AnsweredHandleCommand, EXTENDED, HandleCommand, command};
+use vf_uverbs::ContextId;
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 use super::super::hostile::Input;

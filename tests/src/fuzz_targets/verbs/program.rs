@@ -12,7 +12,8 @@ use hca_api::{
 use ib_vtime::{Duration, Instant};
 use ib_wire::{Guid, Lid, Mtu, PKeyIndex, PortNum};
 use verbs_link::abi::{CommandHeader, command};
-use verbs_link::{Budget, ChannelId, ContextId, ProcessDevice, Reply, RingMemory};
+use verbs_link::{Budget, ChannelId, Reply};
+use vf_uverbs::{ContextId, ProcessDevice, RingMemory};
 use zerocopy::IntoBytes;
 
 use super::shared_memory::SharedMemory;

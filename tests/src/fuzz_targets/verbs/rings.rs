@@ -1,7 +1,6 @@
 //! Queue pairs that are connected to each other, and a program that writes anything into their rings.
 
 use ib_vtime::Duration;
-use verbs_link::RingMemory;
 use verbs_link::abi::command;
 use verbs_link::abi::completion_queue::{CreateCq, CreateCqAnswer, ReqNotifyCq, RxeCqAnswer};
 use verbs_link::abi::memory::{AllocMw, AllocMwAnswer, HandleAnswer, RegMr, RegMrAnswer};
@@ -14,6 +13,7 @@ use verbs_link::abi::ring::{
     send_flags,
 };
 use verbs_link::abi::shared_receive_queue::{CreateSrq, CreateSrqAnswer, RxeCreateSrqAnswer};
+use vf_uverbs::RingMemory;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::super::hostile::Input;

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use verbs_link::RingMemory;
+use vf_uverbs::RingMemory;
 
 /// Bytes of the memory.
 const BYTES: usize = 2 << 20;

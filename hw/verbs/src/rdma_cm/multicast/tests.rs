@@ -16,7 +16,7 @@ use super::*;
 use crate::abi::rdma_cm::{
     Bind, CmCommandHeader, CmEventRecord, CreateId, ResolveAddr, UDP_QKEY, cm_command,
 };
-use crate::testing::Process;
+use crate::testing::ActivePort;
 
 /// Address of the VF, and of the group.
 const OWN: Ipv4Addr = Ipv4Addr::new(127, 77, 1, 1);
@@ -103,7 +103,7 @@ impl MadTransport for Sa {
 
 /// A process with an open file on a port with an SA.
 struct Opened {
-    process: Process,
+    adapter: ActivePort,
     port: EndPort<Sa>,
     sa: Sa,
     cm: RdmaCm,
@@ -112,8 +112,8 @@ struct Opened {
 
 impl Opened {
     fn new() -> Self {
-        let mut process = Process::new();
-        let port = process.adapter.node_mut().port_mut(PortNum(1)).unwrap();
+        let mut adapter = ActivePort::new();
+        let port = adapter.device.node_mut().port_mut(PortNum(1)).unwrap();
         (port.sm_lid, port.state) = (Lid::new(1), hca_api::PortState::Active);
         let sa = Sa(Arc::new(Mutex::new(Books {
             has_broadcast: true,
@@ -123,14 +123,14 @@ impl Opened {
             answers: Vec::new(),
         })));
         let transport = sa.clone();
-        let port = process.with(|_, hca| {
+        let port = adapter.with(|hca| {
             let config = EndPortConfig::host(PortNum(1), 1);
             EndPort::open_on(Instant::ZERO, hca, config, transport, None).unwrap()
         });
         let mut cm = RdmaCm::new(1);
         let channel = cm.open().unwrap();
         Self {
-            process,
+            adapter,
             port,
             sa,
             cm,
@@ -220,7 +220,7 @@ impl Opened {
     fn settle(&mut self) {
         loop {
             let port = &mut self.port;
-            while self.process.with(|_, hca| port.poll(Instant::ZERO, hca)) {}
+            while self.adapter.with(|hca| port.poll(Instant::ZERO, hca)) {}
             let Some(event) = self.port.poll_event() else {
                 return;
             };
@@ -394,10 +394,10 @@ fn a_closed_file_leaves_its_groups() {
     assert_eq!(opened.asked(Method::DELETE).len(), 1);
     assert!(opened.cm.groups.all.is_empty() && opened.cm.groups.memberships.is_empty());
     let Opened {
-        mut process, port, ..
+        mut adapter, port, ..
     } = opened;
-    process.with(|_, hca| port.close(hca));
-    assert!(process.adapter.function(FunctionId::PF).is_some());
+    adapter.with(|hca| port.close(hca));
+    assert!(adapter.device.function(FunctionId::PF).is_some());
 }
 
 #[test]

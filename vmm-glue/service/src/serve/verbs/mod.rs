@@ -22,9 +22,9 @@ use hca_api::{AddressSpace, FunctionId, Hca};
 use ib_vtime::{Duration, Instant};
 use verbs_link::abi::rdma_cm::{CmCommandHeader, SetOption};
 use verbs_link::{
-    ArmLayout, CallReply, ChannelId, ContextId, Errno, EventRecord, ProcessDevice, RdmaCm, Reply,
-    Request, Verb, netlink,
+    ArmLayout, CallReply, ChannelId, Errno, EventRecord, RdmaCm, Reply, Request, Verb, netlink,
 };
+use vf_uverbs::{ContextId, ProcessDevice};
 use zerocopy::FromBytes;
 
 use super::acceptor::Acceptor;

@@ -9,10 +9,9 @@ use ib_endpoint::{EndPort, EndPortConfig};
 use ib_ipoib::{ArpEvent, Node};
 use ib_vtime::{Instant, Secret, SecretNumbers};
 use ib_wire::PortNum;
-use verbs_link::{
-    AddressBook, Budget, ChannelId, CmHost, Errno, MemoryReserve, ProcessDevice, RdmaCm, Reply,
-};
+use verbs_link::{AddressBook, Budget, ChannelId, CmHost, Errno, MemoryReserve, RdmaCm, Reply};
 use vf_proxy::native::ProxyQp;
+use vf_uverbs::ProcessDevice;
 use vhca_vfio_user::MemoryPool;
 
 use super::conflict::AddressConflict;

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::io::{Errno, pread};
-use verbs_link::RingMemory;
+use vf_uverbs::RingMemory;
 use vhca_vfio_user::memory::timed;
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{Bytes, FileOffset, VolatileMemory, VolatileSlice};

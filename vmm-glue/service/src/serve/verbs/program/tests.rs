@@ -12,7 +12,7 @@ use verbs_link::abi::rdma_cm::{
     IdCommand, QueryAddrAnswer, Reject, ResolveAddr, cm_command, cm_event,
 };
 use verbs_link::abi::{CommandHeader, command};
-use verbs_link::{ContextId, RingMemory};
+use vf_uverbs::{ContextId, RingMemory};
 use vhca::world::HostFunction;
 use vhca_receiver::PassedFd;
 use zerocopy::{FromBytes, IntoBytes};
