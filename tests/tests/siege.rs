@@ -79,6 +79,12 @@ fn nothing_that_a_client_passes_or_watches_keeps_others_from_being_served() {
 }
 
 #[test]
+fn no_other_end_of_a_trunk_keeps_guests_from_being_served() {
+    let attacks = vec![Attack::TrunkRecords, Attack::TrunkFlaps, Attack::TrunkRings];
+    keeps_its_promises(attacks, vec![1], Duration::from_secs(2));
+}
+
+#[test]
 fn a_service_with_512_mib_lives_beside_16_attackers_of_each_kind() {
     const MEMORY: u64 = 512 << 20;
 

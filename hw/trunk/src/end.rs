@@ -124,7 +124,7 @@ impl TrunkEnd {
         self.session.as_mut()
     }
 
-    /// Gives the gateway another name.
+    /// Renames the gateway.
     pub fn rename<D: EndNode>(&self, fabric: &mut Fabric<D>, name: &str) {
         fabric.rename_gateway(self.gateway, name);
     }

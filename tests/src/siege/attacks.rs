@@ -28,6 +28,7 @@ use super::raw::{self, RawVmm};
 use super::rings::rings;
 use super::signals::signals;
 use super::sweeper::Sweeper;
+use super::trunks;
 use super::victims::{Trouble, machine};
 use crate::mlx4_driver::{Bus, Driver, GuestMemory, PAGE, Talker, TalkerSpec};
 
@@ -129,13 +130,19 @@ pub enum Attack {
     Rings,
     /// Eventfds of doorbells of 64 queues, which are signalled without end.
     Signals,
+    /// Packets in the names of others and orders to switches, by a trunk.
+    TrunkRecords,
+    /// A cable at the far end of a trunk that goes out and in without end.
+    TrunkFlaps,
+    /// Trunks in shared memory, of which random words change.
+    TrunkRings,
     /// No attack: messages full of commands that do nothing, which others are measured beside.
     Nops,
 }
 
 impl Attack {
     /// Those that others are protected from.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 33] = [
         Self::EventQueues,
         Self::ReadOnlyQueues,
         Self::CompletionQueues,
@@ -166,6 +173,9 @@ impl Attack {
         Self::Punch,
         Self::Rings,
         Self::Signals,
+        Self::TrunkRecords,
+        Self::TrunkFlaps,
+        Self::TrunkRings,
     ];
 
     /// Its name on a command line and in the table.
@@ -202,6 +212,9 @@ impl Attack {
             Self::Punch => "punch",
             Self::Rings => "rings",
             Self::Signals => "signals",
+            Self::TrunkRecords => "trunk-records",
+            Self::TrunkFlaps => "trunk-flaps",
+            Self::TrunkRings => "trunk-rings",
             Self::Nops => "nops",
         }
     }
@@ -257,6 +270,9 @@ impl Attack {
             Self::Punch => punch(socket, target.share)?,
             Self::Rings => return rings(&target.lab.join("umad.verbs"), "H1-1", target.share),
             Self::Signals => return signals(socket),
+            Self::TrunkRecords => return trunks::records(target.sockets()?),
+            Self::TrunkFlaps => return trunks::flaps(target.sockets()?),
+            Self::TrunkRings => return trunks::rings(target.sockets()?),
             Self::Nops => {
                 let vmm = RawVmm::start(socket, PAGES)?;
                 vmm.prepare(Opcode::NOP, 0, 0, 0);
@@ -300,6 +316,13 @@ impl Attack {
 }
 
 impl<'t> Target<'t> {
+    /// Returns the folder of the sockets of VFs and trunks.
+    fn sockets(self) -> Result<&'t Path, Trouble> {
+        self.vf
+            .parent()
+            .ok_or_else(|| "a socket is in a folder".into())
+    }
+
     fn receiver(self) -> Receiver<'t> {
         Receiver::Service {
             lab: self.lab,

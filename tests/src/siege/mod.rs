@@ -18,6 +18,7 @@ mod raw;
 mod rings;
 mod signals;
 mod sweeper;
+mod trunks;
 mod victims;
 
 use std::fs::File;
@@ -262,6 +263,8 @@ impl SiegePlan {
             "--program-vfs",
             &programs,
         ];
+        let trunks = trunks::options(folder.path());
+        let arguments = [&arguments[..], &trunks.each_ref().map(String::as_str)].concat();
         let group = self.memory.map(MemoryCgroup::new).transpose()?;
         let mut lab = match &group {
             Some(group) => Lab::serve_in(group, &arguments),

@@ -19,7 +19,7 @@ impl<D: EndNode> Fabric<D> {
         self.add(Body::Gateway(Box::new(Gateway::new(description, port))))
     }
 
-    /// Gives a gateway another name; nothing happens if the node is none.
+    /// Renames a gateway; nothing happens if the node is none.
     pub fn rename_gateway(&mut self, gateway: NodeId, description: &str) {
         if let Some(gateway) = self.gateway_mut(gateway) {
             gateway.node.description = NodeDescription::new(description);
