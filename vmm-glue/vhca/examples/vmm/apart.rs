@@ -21,7 +21,7 @@ use crate::modes::{TOUR, Verdict};
 use crate::payload::Payload;
 use crate::tour::{MEMORY, print, rounds};
 use crate::vm::Vm;
-use crate::{Host, memory};
+use crate::{Host, bench, fabric, memory};
 
 /// Argument of the tour: the fabric has fewer nodes than the tour of one process looks for.
 const SMALL: u64 = 2;
@@ -29,9 +29,27 @@ const SMALL: u64 = 2;
 /// Goes on the tour with the VF of a running service at this socket, with the VMM that says the same path.
 pub(crate) fn tour_of_remote(kvm: &Kvm, socket: &str, path: &str) -> Verdict {
     let (mut other, nth) = meet(path.as_ref())?;
+    let guest = start_remote(kvm, socket, &Payload::build()?, [TOUR, SMALL | nth])?;
+    tour(guest, &mut other)
+}
+
+/// Measures a VF of a running service beside one of this process.
+pub(crate) fn bench_of_remote(kvm: Kvm, socket: &str, is_json: bool) -> Verdict {
+    let (world, at) = fabric::of(&["bench"])?;
+    let host = Host::new(kvm, world, at)?;
+    let boot = |arguments| start_remote(&host.kvm, socket, &host.payload, arguments)?.end();
+    bench::bench_remote(&host, boot, is_json)
+}
+
+/// Starts a VM with the VF of a running service.
+fn start_remote(
+    kvm: &Kvm,
+    socket: &str,
+    payload: &Payload,
+    arguments: [u64; 2],
+) -> Result<Running, Box<dyn Error>> {
     let memory = shared_memory()?;
-    let payload = Payload::build()?;
-    let mut vm = Vm::new(kvm, memory.clone(), &payload, [TOUR, SMALL | nth])?;
+    let mut vm = Vm::new(kvm, memory.clone(), payload, arguments)?;
     let interrupts = Arc::new(kvm::Msi::new(Arc::clone(&vm.fd)));
     let doorbells = Arc::new(kvm::SignalledDoorbells::new(Arc::clone(&vm.fd)));
     let device = remote::attach(socket, memory, interrupts, doorbells)?;
@@ -41,7 +59,7 @@ pub(crate) fn tour_of_remote(kvm: &Kvm, socket: &str, path: &str) -> Verdict {
         let measured = vm.run(device, &mut console);
         console.end(measured);
     });
-    tour(guest, &mut other)
+    Ok(guest)
 }
 
 /// Goes on the tour with a VF of a world whose host is one of the fabric at this address, with the VMM that says the same path.

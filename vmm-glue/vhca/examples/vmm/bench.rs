@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::Host;
+use crate::console::Boot;
 use crate::modes::{COMMANDS, DOORBELLS, Verdict};
 use crate::siege::{END, start_vm};
 
@@ -125,18 +126,55 @@ fn idle(host: &Host) -> Result<Case, Box<dyn Error>> {
     })
 }
 
+/// Returns the nanoseconds of an operation, as a guest measured them.
+fn ns(boot: Result<Boot, Box<dyn Error>>) -> Result<f64, Box<dyn Error>> {
+    Ok(Duration::from_nanos(boot?.measured).as_secs_f64() * 1e9)
+}
+
+/// Measures a VF of another process beside one of this one.
+#[cfg(all(feature = "remote", feature = "trunk"))]
+pub(crate) fn bench_remote(
+    host: &Host,
+    boot: impl Fn([u64; 2]) -> Result<Boot, Box<dyn Error>>,
+    is_json: bool,
+) -> Verdict {
+    for (case, factor, arguments) in [
+        (
+            (
+                "remote-command",
+                "commands that do nothing, each ended by an interrupt, at a VF of a service",
+                300,
+            ),
+            1.2,
+            [COMMANDS, 0],
+        ),
+        (
+            (
+                "remote-doorbell",
+                "doorbells of sends by ioeventfd, as the guest sees them, at a VF of a service",
+                10_000,
+            ),
+            1.2,
+            [DOORBELLS, 0],
+        ),
+    ] {
+        let case = Case::compared(case, factor, "in process, ns", |is_other| match is_other {
+            true => ns(host.boot(arguments, false)),
+            false => ns(boot(arguments)),
+        });
+        case?.print(is_json);
+    }
+    Ok(true)
+}
+
 pub(crate) fn bench(host: &Host, is_json: bool) -> Verdict {
-    let ns = |arguments, is_trapped| -> Result<f64, Box<dyn Error>> {
-        let measured = host.boot(arguments, is_trapped)?.measured;
-        Ok(Duration::from_nanos(measured).as_secs_f64() * 1e9)
-    };
     let doorbell = (
         "embed-doorbell",
         "doorbells of sends by ioeventfd, as the guest sees them",
         10_000,
     );
     Case::compared(doorbell, 0.3, "trapped, ns", |is_other| {
-        ns([DOORBELLS, 0], is_other)
+        ns(host.boot([DOORBELLS, 0], is_other))
     })?
     .print(is_json);
     let command = (
@@ -145,7 +183,7 @@ pub(crate) fn bench(host: &Host, is_json: bool) -> Verdict {
         300,
     );
     Case::compared(command, 1.1, "polled, ns", |is_other| {
-        ns([COMMANDS, u64::from(is_other)], false)
+        ns(host.boot([COMMANDS, u64::from(is_other)], false))
     })?
     .print(is_json);
     idle(host)?.print(is_json);

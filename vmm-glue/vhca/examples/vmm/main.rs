@@ -9,7 +9,8 @@
 //!   `--remote SOCKET --with PATH` or `--trunk ADDRESS --with PATH`: by two processes (features `remote` and `trunk`).
 //! * `siege`: how long a VM's accesses take beside a VM that floods, which is detached, and 14 drivers, one of which is killed;
 //!   and a neighbour's beside a guest that masks its vectors while each update takes 5 ms.
-//! * `bench [--json]`: doorbells, commands and an idle VF, for the table of `vhca bench embed`.
+//! * `bench [--json]`: doorbells, commands and an idle VF, for the table of `vhca bench embed`; with `--remote SOCKET` doorbells and
+//!   commands at a VF of a running service, beside those in this process (feature `remote`).
 //!
 //! Exit status 0 means that all was as it should be, 1 that a step failed, 77 that there is no KVM.
 #![expect(unsafe_code, reason = "KVM is told where the guest's memory is")]

@@ -20,7 +20,7 @@ pub(crate) const COMMANDS: u64 = 6;
 pub(crate) type Verdict = Result<bool, Box<dyn Error>>;
 
 const USAGE: &str = "usage: vmm steps [--repeat N] | doorbells | masks | \
-    pause [--repeat N] | plug | siege | bench [--json] | \
+    pause [--repeat N] | plug | siege | bench [--remote SOCKET] [--json] | \
     tour [--remote SOCKET --with PATH | --trunk ADDRESS --with PATH]";
 
 /// A mode of the command line.
@@ -32,6 +32,12 @@ pub(crate) fn run(kvm: Kvm, arguments: &[&str]) -> Verdict {
     match *arguments {
         ["tour", "--remote", socket, "--with", path] => {
             return crate::apart::tour_of_remote(&kvm, socket, path);
+        }
+        ["bench", "--remote", socket] => {
+            return crate::apart::bench_of_remote(kvm, socket, false);
+        }
+        ["bench", "--remote", socket, "--json"] => {
+            return crate::apart::bench_of_remote(kvm, socket, true);
         }
         ["tour", "--trunk", address, "--with", path] => {
             return crate::apart::tour_by_trunk(kvm, address, path);
