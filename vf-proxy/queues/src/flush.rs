@@ -1,24 +1,44 @@
 //! Queue pairs in error, whose requests complete as flushed.
 //!
-//! A driver that drains a queue pair moves it to the error state, posts one more request on either queue and waits for it
+//! A driver or program that drains a queue pair moves it to the error state, posts one more request on either queue and waits for it
 //! (`ib_drain_qp`). No doorbell announces a receive, so the queue pairs are looked at from time to time, less and less often while
 //! none has requests.
 
 use core::ops::Bound;
 use std::collections::{BTreeSet, VecDeque};
 
+use hca_api::{Hca, HcaError, QpHandle, QpModify, QpState};
 use ib_vtime::{Duration, Instant};
 
 /// Time to the next look once a queue pair enters the error state, or has requests flushed.
 const SOONEST: Duration = Duration::from_millis(1);
-/// Longest time between two looks.
-const SELDOM: Duration = Duration::from_millis(256);
-/// Queue pairs that are looked at before the next pause.
-const AT_A_TIME: usize = 64;
+
+/// The work of a [`FlushTimer`] while queue pairs stay in error.
+#[derive(Clone, Copy, Debug)]
+pub struct FlushPace {
+    /// Queue pairs that are looked at before the next pause.
+    pub at_a_time: usize,
+    /// Longest pause.
+    pub seldom: Duration,
+}
+
+/// Moves a queue pair to the error state. The provider completes its requests as flushed, and as many of its receives as it does at a
+/// time; of a queue pair that is in that state, the requests that came since.
+///
+/// # Errors
+/// As [`Hca::modify_qp`]. From every state but the reset state there is a way to error.
+pub fn fail(hca: &mut dyn Hca, qp: QpHandle) -> Result<(), HcaError> {
+    let error = QpModify {
+        state: Some(QpState::Error),
+        ..QpModify::default()
+    };
+    hca.modify_qp(qp, &error)
+}
 
 /// The times at which queue pairs in error are looked at.
 #[derive(Debug)]
 pub struct FlushTimer<N> {
+    pace: FlushPace,
     qps: BTreeSet<N>,
     /// The last queue pair of the round before.
     cursor: Option<N>,
@@ -42,9 +62,12 @@ pub enum Found {
     More,
 }
 
-impl<N> Default for FlushTimer<N> {
-    fn default() -> Self {
+impl<N> FlushTimer<N> {
+    /// Creates a timer without queue pairs.
+    #[must_use]
+    pub const fn new(pace: FlushPace) -> Self {
         Self {
+            pace,
             qps: BTreeSet::new(),
             cursor: None,
             round: VecDeque::new(),
@@ -95,7 +118,11 @@ impl<N: Copy + Ord> FlushTimer<N> {
             let behind = self.cursor.map_or(Bound::Unbounded, Bound::Excluded);
             let ahead = self.qps.range((behind, Bound::Unbounded));
             let around = self.qps.iter().take_while(|qp| Some(**qp) <= self.cursor);
-            self.round = ahead.chain(around).take(AT_A_TIME).copied().collect();
+            self.round = ahead
+                .chain(around)
+                .take(self.pace.at_a_time)
+                .copied()
+                .collect();
             self.cursor = self.round.back().copied();
         }
         self.round.pop_front()
@@ -108,7 +135,7 @@ impl<N: Copy + Ord> FlushTimer<N> {
             self.round.push_back(qp);
         }
         if self.round.is_empty() {
-            let longer = self.interval.saturating_mul(2).min(SELDOM);
+            let longer = self.interval.saturating_mul(2).min(self.pace.seldom);
             let flushed = core::mem::take(&mut self.flushed);
             self.interval = if flushed { SOONEST } else { longer };
             self.next = Some(now + self.interval);
@@ -119,6 +146,11 @@ impl<N: Copy + Ord> FlushTimer<N> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const PACE: FlushPace = FlushPace {
+        at_a_time: 64,
+        seldom: Duration::from_millis(256),
+    };
 
     fn at(ms: u64) -> Instant {
         Instant::ZERO + Duration::from_millis(ms)
@@ -137,7 +169,7 @@ mod tests {
 
     #[test]
     fn queues_that_stay_empty_are_looked_at_less_and_less_often() {
-        let mut timer = FlushTimer::default();
+        let mut timer = FlushTimer::new(PACE);
         assert_eq!(timer.due(), None);
         timer.add(7);
         assert_eq!(look(&mut timer, at(0), Found::Nothing), [7]);
@@ -157,7 +189,7 @@ mod tests {
 
     #[test]
     fn every_queue_pair_has_its_turn() {
-        let mut timer = FlushTimer::default();
+        let mut timer = FlushTimer::new(PACE);
         (1..=100).for_each(|qp| timer.add(qp));
         let first = look(&mut timer, at(0), Found::Nothing);
         assert_eq!(first, (1..=64).collect::<Vec<_>>());
@@ -167,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_queue_pair_with_more_is_looked_at_again_without_a_pause() {
-        let mut timer = FlushTimer::default();
+        let mut timer = FlushTimer::new(PACE);
         (1..=3).for_each(|qp| timer.add(qp));
         for (qp, found) in [(1, Found::More), (2, Found::Nothing), (3, Found::Nothing)] {
             assert_eq!(timer.take(), Some(qp));

@@ -10,8 +10,8 @@ mod held;
 mod send_ring;
 mod turns;
 
-pub use collect::collect;
-pub use flush::{FlushTimer, Found};
+pub use collect::{collect, create_cq, is_receive, resize_cq};
+pub use flush::{FlushPace, FlushTimer, Found, fail};
 pub use held::HeldEvents;
 pub use send_ring::{Fate, Next, SendLayout, SendRing, serve};
 pub use turns::{TURNS, Turns};

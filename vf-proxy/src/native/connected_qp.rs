@@ -7,6 +7,7 @@ use hca_api::{
 };
 use ib_endpoint::PortPath;
 use ib_wire::{Gid, GidIndex, Lid, Mtu, PKeyIndex, PortNum, Psn, Qpn, Sl};
+use vf_queues::fail;
 
 use super::{Partition, TransferLimits};
 
@@ -316,7 +317,7 @@ impl ConnectedQp {
     /// # Errors
     /// As [`Hca::modify_qp`] and [`Hca::post_send`]; [`HcaError::QueueFull`] if the send queue was left no room for the request.
     pub fn drain_send(&self, hca: &mut dyn Hca, wr_id: u64) -> Result<(), HcaError> {
-        self.fail(hca)?;
+        fail(hca, self.qp)?;
         let nowhere = RemoteAddress {
             addr: 0,
             rkey: RKey(0),
@@ -331,16 +332,8 @@ impl ConnectedQp {
     /// # Errors
     /// As [`Hca::modify_qp`] and [`Hca::post_recv`]; [`HcaError::QueueFull`] if the receive queue was left no room for the request.
     pub fn drain_receive(&self, hca: &mut dyn Hca, wr_id: u64) -> Result<(), HcaError> {
-        self.fail(hca)?;
+        fail(hca, self.qp)?;
         self.post_recv(hca, wr_id, &[])
-    }
-
-    fn fail(&self, hca: &mut dyn Hca) -> Result<(), HcaError> {
-        let error = QpModify {
-            state: Some(QpState::Error),
-            ..QpModify::default()
-        };
-        hca.modify_qp(self.qp, &error)
     }
 
     /// Posts a send request: a send, an RDMA write, an RDMA read, an atomic operation, or a request about a

@@ -4,10 +4,10 @@ use hca_api::{Completion, CompletionFlags, CompletionOp};
 use ib_wire::Mtu;
 use ib_wire::packet::{Aeth, AtomicEth, AtomicMasks, Deth, Grh, ImmDt, Reth};
 use mlx4_defs::wqe::WqeOpcode;
+use vf_queues::is_receive;
 use vf_tunnel::ToPfHeader;
 
 use super::super::traffic::{Carried, Packets};
-use super::cqe::is_receive;
 use super::name::SendName;
 use super::qp::Qp;
 use super::transport::Transport;

@@ -1,10 +1,11 @@
 //! Completion queues: rings in the guest's memory, and when the driver wants to be woken.
 
-use hca_api::{ArmKind, CqHandle, DmaFault, Hca};
+use hca_api::{CqHandle, DmaFault, Hca};
 use ib_vtime::Duration;
 use mlx4_defs::cq::{ArmCommand, CqContext, CqDoorbell, CqDoorbellRecord};
 use mlx4_defs::cqe::CQE_SIZE;
 use mlx4_defs::{Cqn, Eqn, Status, Uar};
+use vf_queues::{create_cq, resize_cq};
 use zerocopy::IntoBytes;
 
 use super::super::mtt::{MttPin, Mtts};
@@ -177,12 +178,7 @@ impl Cq {
             return Err(Status::BAD_PARAM);
         }
         let ring = Ring::new(mtts, context)?;
-        let entries = provider_entries(hca, ring.entries);
-        // A new queue has nothing yet that could be missed.
-        let armed = hca
-            .create_cq(entries)
-            .and_then(|handle| hca.arm_cq(handle, ArmKind::Next).map(|_| handle));
-        let Ok(handle) = armed else {
+        let Ok(handle) = create_cq(hca, ring.entries) else {
             mtts.unpin(ring.pin);
             return Err(Status::EXCEED_LIM);
         };
@@ -245,8 +241,7 @@ impl Cq {
     ) -> Result<(), Status> {
         let next = self.producer.wrapping_add(1);
         let moved = self.check_room(hca, new.ring.entries).and_then(|()| {
-            let entries = provider_entries(hca, new.ring.entries);
-            let resized = hca.resize_cq(self.handle, entries);
+            let resized = resize_cq(hca, self.handle, new.ring.entries);
             resized.map_err(|_| Status::BAD_PARAM)?;
             let caught_up = new.catch_up(hca, next);
             let ended =
@@ -396,15 +391,6 @@ impl Cq {
             self.consumer = record.consumer_index();
         }
     }
-}
-
-/// Entries of the provider's queue behind one of the guest's: every send completes there, told to the
-/// guest or not, so there have to be more.
-fn provider_entries(hca: &dyn Hca, entries: u32) -> u32 {
-    const LEAST: u32 = 1 << 12;
-
-    let most = hca.attributes().limits.max_cqe;
-    entries.saturating_mul(2).max(LEAST).min(most)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use hca_api::{Cause, Completion, CompletionFlags, CompletionOp, CompletionStatus};
 use ib_wire::Qpn;
 use mlx4_defs::cqe::{Cqe, CqeOpcode, ErrorCqe, OwnerOpcode, Syndrome};
+use vf_queues::is_receive;
 use zerocopy::network_endian::{U16, U32};
 
 use super::name::{SendName, receive_index};
@@ -88,11 +89,6 @@ impl Entry {
             solicited: false,
         }
     }
-}
-
-/// Whether a completion is that of a receive.
-pub(super) const fn is_receive(op: CompletionOp) -> bool {
-    matches!(op, CompletionOp::Recv | CompletionOp::RecvRdmaImm)
 }
 
 fn sent(qpn: Qpn, completion: &Completion) -> Cqe {

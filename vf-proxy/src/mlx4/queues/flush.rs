@@ -1,11 +1,17 @@
 //! Queue pairs in error, where what is posted completes as flushed.
 
-use hca_api::{Hca, MAX_FLUSHED, QpModify, QpState as ProviderState};
-use ib_vtime::Instant;
+use hca_api::{Hca, MAX_FLUSHED};
+use ib_vtime::{Duration, Instant};
 use ib_wire::Qpn;
-use vf_queues::Found;
+use vf_queues::{FlushPace, Found, fail};
 
 use super::Queues;
+
+/// Drivers that drain a queue pair arm a completion queue, which makes the pauses short again.
+pub(super) const PACE: FlushPace = FlushPace {
+    at_a_time: 64,
+    seldom: Duration::from_millis(256),
+};
 
 impl Queues {
     /// Flushes what has been posted to the next queue pair in error. Whether there was anything.
@@ -23,11 +29,7 @@ impl Queues {
     /// Has the provider complete what is posted to a queue pair, of very many receives some.
     pub(super) fn flush_at_provider(&self, hca: &mut dyn Hca, qpn: Qpn) {
         if let Some(qp) = self.qps.get(&qpn) {
-            let error = QpModify {
-                state: Some(ProviderState::Error),
-                ..QpModify::default()
-            };
-            let moved = hca.modify_qp(qp.handle, &error);
+            let moved = fail(hca, qp.handle);
             debug_assert_eq!(moved, Ok(()), "from every state there is a way to error");
         }
     }

@@ -138,7 +138,7 @@ impl Default for Queues {
             pending: Turns::default(),
             doomed: BTreeSet::new(),
             uncollected: BTreeSet::new(),
-            flush: FlushTimer::default(),
+            flush: FlushTimer::new(flush::PACE),
             held: HeldEvents::default(),
             events: VecDeque::new(),
             traffic: Traffic::default(),

@@ -7,10 +7,10 @@ use mlx4_defs::Cqn;
 use mlx4_defs::cqe::Syndrome;
 use mlx4_defs::eqe::{CQ_ACCESS_VIOLATION, CQ_OVERRUN, Eqe, EventType};
 use mlx4_defs::qp::QpState;
-use vf_queues::{Fate, SendLayout, SendRing, collect, serve};
+use vf_queues::{Fate, SendLayout, SendRing, collect, is_receive, serve};
 
 use super::cq::{Cq, Written};
-use super::cqe::{Entry, is_receive};
+use super::cqe::Entry;
 use super::name::{Owner, SendName, receive_index};
 use super::qp::Qp;
 use super::send::Wqe;

@@ -10,11 +10,6 @@ mod wc_flags {
     pub(super) const WITH_INV: u32 = 8;
 }
 
-/// Returns `true` for a completion of a receive.
-pub(super) const fn is_receive(op: CompletionOp) -> bool {
-    matches!(op, CompletionOp::Recv | CompletionOp::RecvRdmaImm)
-}
-
 /// Returns the element of a ring for a completion.
 pub(super) fn element(completion: &Completion) -> CompletionElement {
     let flags = completion.flags;

@@ -11,9 +11,9 @@ use verbs_link::abi::completion_queue::{
 use verbs_link::abi::ring::CompletionElement;
 use verbs_link::budget::cost;
 use verbs_link::{Answer, Budget, ChannelId, Command, Errno, Reply, RetiredEvents};
-use vf_queues::collect;
+use vf_queues::{collect, create_cq, is_receive, resize_cq};
 
-use super::completion::{element, is_receive};
+use super::completion::element;
 use super::{ContextId, Owned, ProcessDevice};
 use crate::overflow::{Overflow, Waiting};
 use crate::ring::{CompletionRing, Ring};
@@ -176,10 +176,7 @@ impl ProcessDevice {
         let rings = self.rings()?;
         let _charge = self.charge(cost::COMPLETION_QUEUE)?;
         let (ring, capacity) = new_ring(&rings, &mut self.extents, cqe)?;
-        // The provider completes every send, told to the program or not.
-        let made = hca.create_cq(provider_entries(hca, capacity));
-        let armed = made.and_then(|cq| hca.arm_cq(cq, ArmKind::Next).map(|_| cq));
-        let provider = match armed {
+        let provider = match create_cq(hca, capacity) {
             Ok(provider) => provider,
             Err(error) => {
                 ring.give_back(&mut self.extents);
@@ -255,7 +252,7 @@ impl ProcessDevice {
             ring.give_back(&mut self.extents);
             return Err(Errno::ENOMEM);
         }
-        if let Err(error) = hca.resize_cq(cq.provider, provider_entries(hca, capacity)) {
+        if let Err(error) = resize_cq(hca, cq.provider, capacity) {
             ring.give_back(&mut self.extents);
             return Err(error.into());
         }
@@ -374,7 +371,7 @@ impl ProcessDevice {
             told.wr_id = sent.wr_id;
         }
         if completion.status != CompletionStatus::Success {
-            self.failed.insert(qp);
+            self.flush.add(qp);
         }
         self.push(cq, &told);
     }
@@ -462,12 +459,4 @@ fn entries(hca: &dyn Hca, cqe: u32) -> Result<u32, Errno> {
         .contains(&cqe)
         .then_some(cqe)
         .ok_or(Errno::EINVAL)
-}
-
-/// Returns the entries of the provider's queue behind one of the program's.
-fn provider_entries(hca: &dyn Hca, entries: u32) -> u32 {
-    const LEAST: u32 = 1 << 12;
-
-    let most = hca.attributes().limits.max_cqe;
-    entries.saturating_mul(2).max(LEAST).min(most)
 }

@@ -1,7 +1,6 @@
 //! Channels that programs open, and the events that go to them.
 
 use hca_api::{AsyncEvent, Hca, PortChange};
-use ib_vtime::Instant;
 use ib_wire::PortNum;
 use verbs_link::Errno;
 use verbs_link::abi::completion_queue::{AsyncRecord, CompletionRecord, event_type};
@@ -119,7 +118,7 @@ impl ProcessDevice {
         }
     }
 
-    pub(super) fn handle_async(&mut self, now: Instant, hca: &mut dyn Hca, event: AsyncEvent) {
+    pub(super) fn handle_async(&mut self, hca: &mut dyn Hca, event: AsyncEvent) {
         let qp = |provider, event_type| Some((provider, event_type));
         let about_qp = match event {
             AsyncEvent::Port { port, change } => {
@@ -162,7 +161,7 @@ impl ProcessDevice {
             && let Some(handle) = self.qp_of(provider)
         {
             self.tell_of_qp(handle, event_type);
-            self.follow_provider(now, hca, handle);
+            self.follow_provider(hca, handle);
         }
     }
 

@@ -22,7 +22,7 @@ use hca_api::{
 use ib_vtime::{Duration, Instant};
 use ib_wire::Qpn;
 use verbs_link::{Budget, ChannelId, Charge, Command, Errno, EventQueue, Reply};
-use vf_queues::Turns;
+use vf_queues::{FlushTimer, Turns};
 
 use crate::ring::MAX_ELEMENT;
 use crate::ring_memory::{Extents, RingMemory};
@@ -106,8 +106,8 @@ impl<T> Objects<T> {
     }
 }
 
-/// Pause between looks at queue pairs in error, whose receives nobody announces.
-const FLUSH_PAUSE: Duration = Duration::from_millis(20);
+/// Pause before requests in a page that the budget did not have are looked at again.
+const STARVED_PAUSE: Duration = Duration::from_millis(20);
 
 /// Pause between looks at completion queues whose programs have yet to read: within it a program reads at most a ring.
 const MOVE_PAUSE: Duration = Duration::from_millis(2);
@@ -151,11 +151,9 @@ pub struct ProcessDevice {
     starved: BTreeSet<u32>,
     /// Queue pairs of completion queues that overran, which are to go to the error state.
     overrun: BTreeSet<u32>,
-    /// Queue pairs in error.
-    failed: BTreeSet<u32>,
-    /// The next of those to be looked at; 0 between two rounds.
-    next_failed: u32,
-    next_flush: Instant,
+    flush: FlushTimer<u32>,
+    /// Time of the next look at completions and requests that wait for memory.
+    next_retry: Instant,
     /// The PF is to reset the function.
     reset_wanted: bool,
     /// The objects of a process that is gone still exist: the reset was asked for, or they are being destroyed.
@@ -202,9 +200,8 @@ impl ProcessDevice {
             overflowing: BTreeSet::new(),
             starved: BTreeSet::new(),
             overrun: BTreeSet::new(),
-            failed: BTreeSet::new(),
-            next_failed: 0,
-            next_flush: Instant::ZERO,
+            flush: FlushTimer::new(send_queue::PACE),
+            next_retry: Instant::ZERO,
             reset_wanted: false,
             resetting: false,
             shares_function: false,
@@ -348,7 +345,7 @@ impl ProcessDevice {
 }
 
 impl Consumer for ProcessDevice {
-    fn handle_hca_event(&mut self, now: Instant, hca: &mut dyn Hca, event: &HcaEvent) {
+    fn handle_hca_event(&mut self, _: Instant, hca: &mut dyn Hca, event: &HcaEvent) {
         match event {
             HcaEvent::Completion(cq) => {
                 if let Some(handle) = self.cq_by_provider.get(cq).copied() {
@@ -359,7 +356,7 @@ impl Consumer for ProcessDevice {
                 self.device_gone();
                 self.resetting = false;
             }
-            HcaEvent::Async(event) => self.handle_async(now, hca, *event),
+            HcaEvent::Async(event) => self.handle_async(hca, *event),
         }
     }
 
@@ -379,26 +376,24 @@ impl Consumer for ProcessDevice {
             self.budget = Budget::default();
             self.resetting = false;
         }
-        let mut flushes = false;
-        if self.has_later_work() && self.next_flush <= now {
+        if self.retries() && self.next_retry <= now {
             while let Some(handle) = self.starved.pop_first() {
                 self.pending.add(handle);
             }
             let overflows = self.move_overflows();
-            flushes = self.flush_failed(hca);
-            if !flushes {
-                self.next_flush = now + if overflows { MOVE_PAUSE } else { FLUSH_PAUSE };
-            }
+            self.next_retry = now + if overflows { MOVE_PAUSE } else { STARVED_PAUSE };
         }
-        flushes || self.has_work()
+        self.flush_next(now, hca);
+        self.flush.is_due(now) || self.has_work()
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
         if self.has_work() {
             return Some(Instant::ZERO);
         }
-        let later = self.has_later_work().then_some(self.next_flush);
-        [self.pending.next(), later].into_iter().flatten().min()
+        let retry = self.retries().then_some(self.next_retry);
+        let next = [self.pending.next(), self.flush.due(), retry];
+        next.into_iter().flatten().min()
     }
 
     fn take_reset_request(&mut self) -> bool {
@@ -417,9 +412,9 @@ impl ProcessDevice {
             || self.shares_function && self.resetting
     }
 
-    /// Returns `true` if queues are to be looked at after a pause.
-    fn has_later_work(&self) -> bool {
-        !self.failed.is_empty() || !self.starved.is_empty() || !self.overflowing.is_empty()
+    /// Returns `true` if completions or requests wait for memory.
+    fn retries(&self) -> bool {
+        !self.starved.is_empty() || !self.overflowing.is_empty()
     }
 
     fn qp_of(&self, provider: QpHandle) -> Option<u32> {

@@ -53,13 +53,13 @@ impl ProcessDevice {
                 if let Some(receive) = &qp.receive {
                     receive.drop_waiting();
                 }
-                self.failed.remove(&handle);
+                self.flush.remove(handle);
             }
             QpState::ReadyToSend => {
                 self.pending.add(handle);
             }
             QpState::Error => {
-                self.failed.insert(handle);
+                self.flush.add(handle);
                 self.pending.add(handle);
             }
             _ => {}

@@ -1,14 +1,14 @@
 //! Send queues: from the program's ring to the provider.
 
 use hca_api::{
-    AvHandle, Cause, Completion, CompletionStatus, Hca, HcaError, QpKind, QpModify, QpState,
-    SendFlags, SendRequest, UdAddress, UdDestination,
+    AvHandle, Cause, Completion, CompletionStatus, Hca, HcaError, QpKind, QpState, SendFlags,
+    SendRequest, UdAddress, UdDestination,
 };
-use ib_vtime::Instant;
+use ib_vtime::{Duration, Instant};
 use verbs_link::abi::completion_queue::event_type;
 use verbs_link::abi::queue_pair::PostSend;
 use verbs_link::{Answer, Command, Errno};
-use vf_queues::{Fate, SendLayout, SendRing, serve};
+use vf_queues::{Fate, FlushPace, Found, SendLayout, SendRing, fail, serve};
 
 use super::queue_pair::{Qp, SentRequest};
 use super::{ContextId, ProcessDevice};
@@ -73,11 +73,11 @@ impl SendLayout for Sends<'_> {
         qp.send_error |= is_cause && !ends;
         device.push(cq, &completion);
         if is_cause {
-            device.failed.insert(handle);
+            device.flush.add(handle);
         }
         if is_cause && ends {
             // From every state in which requests are taken there is a way to error.
-            let _ = self.hca.modify_qp(provider, &to_error());
+            let _ = fail(self.hca, provider);
         }
         true
     }
@@ -85,6 +85,12 @@ impl SendLayout for Sends<'_> {
 
 /// Queue pairs in error that a step looks at.
 const FLUSH_STEP: usize = 32;
+
+/// Programs poll completion queues without arming them, so no call makes the pauses short again: none is long.
+pub(super) const PACE: FlushPace = FlushPace {
+    at_a_time: 1024,
+    seldom: Duration::from_millis(20),
+};
 
 impl ProcessDevice {
     /// Takes what a program has posted to a queue pair of its: the program has rung the doorbell.
@@ -129,11 +135,9 @@ impl ProcessDevice {
             return;
         };
         let state = hca.query_qp(provider).map(|qp| qp.state);
-        if !matches!(state, Ok(QpState::Reset | QpState::Error))
-            && hca.modify_qp(provider, &to_error()).is_ok()
-        {
+        if !matches!(state, Ok(QpState::Reset | QpState::Error)) && fail(hca, provider).is_ok() {
             self.tell_of_qp(handle, event_type::QP_FATAL);
-            self.failed.insert(handle);
+            self.flush.add(handle);
         }
     }
 
@@ -150,46 +154,48 @@ impl ProcessDevice {
         Some(sent)
     }
 
-    /// Flushes the requests and receives of the next [`FLUSH_STEP`] queue pairs in error, since programs post receives without a
-    /// doorbell. Returns `true` if there are more queue pairs in error.
-    pub(super) fn flush_failed(&mut self, hca: &mut dyn Hca) -> bool {
-        let mut rest = self.failed.range(self.next_failed..).copied();
-        let part: Vec<u32> = rest.by_ref().take(FLUSH_STEP).collect();
-        let behind = rest.next();
-        self.next_failed = behind.unwrap_or(0);
-        for handle in part {
-            let Some(qp) = self.qps.0.get(&handle).map(|qp| &qp.object) else {
-                self.failed.remove(&handle);
-                continue;
+    /// Flushes the requests and receives of the next queue pairs in error, since programs post receives without a doorbell.
+    pub(super) fn flush_next(&mut self, now: Instant, hca: &mut dyn Hca) {
+        for _ in 0..FLUSH_STEP {
+            if !self.flush.is_due(now) {
+                return;
+            }
+            let Some(handle) = self.flush.take() else {
+                return;
             };
-            let state = qp.query(hca).map(|qp| qp.state);
-            match state {
-                Ok(QpState::Error) => {
-                    if qp.receive.as_ref().is_some_and(|ring| ring.waiting() > 0) {
-                        let _ = hca.modify_qp(qp.provider, &to_error());
-                    }
-                    self.pending.add(handle);
-                }
-                Ok(QpState::SendQueueError) => {
-                    self.pending.add(handle);
-                }
-                _ => {
-                    self.failed.remove(&handle);
-                }
+            let found = self.flush_one(hca, handle);
+            self.flush
+                .done(now, handle, found.unwrap_or(Found::Nothing));
+            if found.is_none() {
+                self.flush.remove(handle);
             }
         }
-        behind.is_some()
+    }
+
+    /// Flushes a queue pair in error. Returns its receives that were found, or `None` if it is in error no longer.
+    fn flush_one(&mut self, hca: &mut dyn Hca, handle: u32) -> Option<Found> {
+        let qp = &self.qps.0.get(&handle)?.object;
+        let found = match qp.query(hca).ok()?.state {
+            QpState::Error if qp.receive.as_ref().is_some_and(|ring| ring.waiting() > 0) => {
+                let _ = fail(hca, qp.provider);
+                // A program may post for as long as it is served: the rest is flushed after a pause.
+                Found::Some
+            }
+            QpState::Error | QpState::SendQueueError => Found::Nothing,
+            _ => return None,
+        };
+        self.pending.add(handle);
+        Some(found)
     }
 
     /// Looks whether the provider has put a queue pair into an error state.
-    pub(super) fn follow_provider(&mut self, now: Instant, hca: &mut dyn Hca, handle: u32) {
+    pub(super) fn follow_provider(&mut self, hca: &dyn Hca, handle: u32) {
         let Some(qp) = self.qps.0.get(&handle) else {
             return;
         };
         let state = hca.query_qp(qp.object.provider).map(|qp| qp.state);
         if matches!(state, Ok(QpState::Error | QpState::SendQueueError)) {
-            self.failed.insert(handle);
-            self.next_flush = now;
+            self.flush.add(handle);
         }
     }
 }
@@ -256,12 +262,5 @@ fn post(
         },
         Err(HcaError::TooManySges) => failed(CompletionStatus::LocalLength, Cause::TooLong),
         Err(_) => failed(CompletionStatus::LocalQpOperation, Cause::BadRequest),
-    }
-}
-
-pub(super) fn to_error() -> QpModify {
-    QpModify {
-        state: Some(QpState::Error),
-        ..QpModify::default()
     }
 }
