@@ -4,12 +4,14 @@
 //! the same calls have the same effect.
 #![forbid(unsafe_code)]
 
+mod arming;
 mod collect;
 mod flush;
 mod held;
 mod send_ring;
 mod turns;
 
+pub use arming::{Arming, Event, Moderation};
 pub use collect::{collect, create_cq, is_receive, resize_cq};
 pub use flush::{FlushPace, FlushTimer, Found, fail};
 pub use held::HeldEvents;

@@ -15,10 +15,11 @@ use mlx4_defs::srq::SrqContext;
 use mlx4_defs::{
     CounterIndex, Cqn, Eqn, MailboxLayout, MptIndex, MttIndex, Opcode, Srqn, Status, Vhcr,
 };
+use vf_queues::Moderation;
 
 use super::mad_ifc::MadRequest;
 use super::ports::PortSettings;
-use super::queues::{Moderation, Transition};
+use super::queues::{Transition, moderation};
 use super::resources::{Allocation, Release};
 use super::vhcr::fetch_mailbox;
 
@@ -338,7 +339,7 @@ impl Given<'_> {
         match self.vhcr.op_modifier() {
             MODIFY_RESIZE => Ok(QueueCommand::ResizeCq(cqn, self.mailbox()?)),
             MODIFY_MODERATION => {
-                let moderation = Moderation::of(&self.mailbox()?);
+                let moderation = moderation(&self.mailbox()?);
                 Ok(QueueCommand::ModerateCq(cqn, moderation))
             }
             _ => Err(Status::BAD_PARAM),

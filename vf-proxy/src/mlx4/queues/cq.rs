@@ -1,16 +1,15 @@
 //! Completion queues: rings in the guest's memory, and when the driver wants to be woken.
 
-use hca_api::{CqHandle, DmaFault, Hca};
-use ib_vtime::Duration;
+use hca_api::{ArmKind, CqHandle, DmaFault, Hca};
 use mlx4_defs::cq::{ArmCommand, CqContext, CqDoorbell, CqDoorbellRecord};
 use mlx4_defs::cqe::CQE_SIZE;
 use mlx4_defs::{Cqn, Eqn, Status, Uar};
-use vf_queues::{create_cq, resize_cq};
+use vf_queues::{Arming, Event, Moderation, create_cq, resize_cq};
 use zerocopy::IntoBytes;
 
 use super::super::mtt::{MttPin, Mtts};
 use super::cqe::Entry;
-use super::moderation::Moderation;
+use super::moderation::moderation;
 use vf_pci::{Fill, PagedBuffer};
 
 /// Largest queue: 2^17 entries, 4 MiB.
@@ -111,12 +110,8 @@ impl NewRing {
 /// What became of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Written {
-    /// It is there, and the driver will see it.
-    Quietly,
-    /// It is there, and the driver is to be woken.
-    Awaited,
-    /// It is there, and the driver is to be woken so much later, unless more come.
-    Held(Duration),
+    /// It is there, and makes an event.
+    There(Event),
     /// There was no room: the queue has just failed.
     Overrun,
     /// There was no memory: the queue has just failed.
@@ -152,13 +147,10 @@ pub(in super::super) struct Cq {
     consumer: u32,
     /// Entries written when the last one was solicited or in error.
     solicited: u32,
-    armed: Option<ArmCommand>,
+    arming: Arming,
     /// The doorbell that was heard last. The driver numbers them by the events that it took, so one that comes again says
     /// nothing new.
     heard: Option<CqDoorbell>,
-    moderation: Option<Moderation>,
-    /// Entries since the queue was armed that wake nobody yet.
-    held: u16,
     failed: bool,
     /// Work queues that complete here.
     pub(super) users: u32,
@@ -191,10 +183,8 @@ impl Cq {
             producer: 0,
             consumer: 0,
             solicited: 0,
-            armed: None,
+            arming: Arming::new(moderation(context)),
             heard: None,
-            moderation: Moderation::of(context),
-            held: 0,
             failed: false,
             users: 0,
         })
@@ -296,37 +286,17 @@ impl Cq {
         if entry.solicited {
             self.solicited = self.producer;
         }
-        let due = match self.armed {
-            Some(ArmCommand::NEXT) => true,
-            Some(_) => entry.solicited,
-            None => false,
-        };
-        if !due {
-            return Written::Quietly;
-        }
-        self.held = self.held.saturating_add(1);
-        if let Some(moderation) = self.moderation
-            && self.held < moderation.count
-        {
-            return Written::Held(moderation.period);
-        }
-        self.release();
-        Written::Awaited
+        Written::There(self.arming.complete(entry.solicited))
     }
 
-    /// Changes the moderation. Whether the driver is to be woken now.
-    pub(super) fn moderate(&mut self, moderation: Option<Moderation>) -> bool {
-        self.moderation = moderation;
-        self.release()
+    /// Changes the moderation. Returns `true` if the driver is to be woken now.
+    pub(super) const fn moderate(&mut self, moderation: Option<Moderation>) -> bool {
+        self.arming.moderate(moderation)
     }
 
-    /// Holds entries back no more. Whether there were any: then the driver is to be woken.
+    /// Ends the wait for more entries. Returns `true` if there were any: then the driver is to be woken.
     pub(super) const fn release(&mut self) -> bool {
-        let any = self.held != 0;
-        if any {
-            (self.armed, self.held) = (None, 0);
-        }
-        any
+        self.arming.release()
     }
 
     /// Whether the driver has not taken the last entry that was solicited or in error.
@@ -361,13 +331,12 @@ impl Cq {
         }
         self.heard = Some(*doorbell);
         self.consumer = doorbell.consumer_index();
-        let missed = match doorbell.command() {
-            ArmCommand::NEXT => self.waiting() != 0,
-            ArmCommand::SOLICITED => self.solicited_waits(),
+        let (kind, missed) = match doorbell.command() {
+            ArmCommand::NEXT => (ArmKind::Next, self.waiting() != 0),
+            ArmCommand::SOLICITED => (ArmKind::Solicited, self.solicited_waits()),
             _ => return Rung::Ignored,
         };
-        self.held = 0;
-        self.armed = (!missed).then(|| doorbell.command());
+        self.arming.arm((!missed).then_some(kind));
         if missed { Rung::Missed } else { Rung::Armed }
     }
 

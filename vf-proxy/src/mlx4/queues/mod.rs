@@ -51,7 +51,7 @@ pub(super) use self::execute::Tables;
 use self::cq::Rung;
 pub(super) use self::cq::{Cq, NewRing};
 use self::doorbell_pages::DoorbellPages;
-pub(super) use self::moderation::Moderation;
+pub(super) use self::moderation::moderation;
 pub(super) use self::transition::Transition;
 
 use self::name::Life;

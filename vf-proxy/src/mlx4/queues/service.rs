@@ -7,7 +7,7 @@ use mlx4_defs::Cqn;
 use mlx4_defs::cqe::Syndrome;
 use mlx4_defs::eqe::{CQ_ACCESS_VIOLATION, CQ_OVERRUN, Eqe, EventType};
 use mlx4_defs::qp::QpState;
-use vf_queues::{Fate, SendLayout, SendRing, collect, is_receive, serve};
+use vf_queues::{Event, Fate, SendLayout, SendRing, collect, is_receive, serve};
 
 use super::cq::{Cq, Written};
 use super::cqe::Entry;
@@ -162,9 +162,9 @@ impl Queues {
             return;
         };
         match cq.write(hca, entry) {
-            Written::Quietly | Written::Lost => {}
-            Written::Held(period) => self.held.hold(cqn, period),
-            Written::Awaited => self.wake(cqn),
+            Written::There(Event::None) | Written::Lost => {}
+            Written::There(Event::Held(period)) => self.held.hold(cqn, period),
+            Written::There(Event::Due) => self.wake(cqn),
             Written::Overrun => self.tell_of_cq_error(cqn, CQ_OVERRUN),
             Written::Fault => self.tell_of_cq_error(cqn, CQ_ACCESS_VIOLATION),
         }

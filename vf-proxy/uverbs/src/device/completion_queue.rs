@@ -11,7 +11,7 @@ use verbs_link::abi::completion_queue::{
 use verbs_link::abi::ring::CompletionElement;
 use verbs_link::budget::cost;
 use verbs_link::{Answer, Budget, ChannelId, Command, Errno, Reply, RetiredEvents};
-use vf_queues::{collect, create_cq, is_receive, resize_cq};
+use vf_queues::{Arming, Event, collect, create_cq, is_receive, resize_cq};
 
 use super::completion::element;
 use super::{ContextId, Owned, ProcessDevice};
@@ -46,7 +46,7 @@ pub(super) struct Cq {
     capacity: u32,
     channel: Option<ChannelId>,
     pub(super) user_handle: u64,
-    armed: Option<ArmKind>,
+    arming: Arming,
     /// Index behind the last solicited completion in the ring.
     behind_solicited: u32,
     /// The ring is another than at the last time that the program armed the queue.
@@ -86,7 +86,7 @@ impl Cq {
         while let Some(first) = self.overflow.first().cloned()
             && self.write(&first)
         {
-            wakes |= self.is_awaited(first.solicited);
+            wakes |= self.wakes(first.solicited);
             self.overflow.remove_first();
         }
         wakes
@@ -104,10 +104,11 @@ impl Cq {
     /// Arms the queue: the next completion wakes the program.
     const fn arm(&mut self, solicited_only: bool) {
         // A queue that waits for any completion is not made to wait for solicited ones only.
-        self.armed = match (solicited_only, self.armed) {
-            (false, _) | (_, Some(ArmKind::Next)) => Some(ArmKind::Next),
-            _ => Some(ArmKind::Solicited),
+        let kind = match (solicited_only, self.arming.armed()) {
+            (false, _) | (_, Some(ArmKind::Next)) => ArmKind::Next,
+            _ => ArmKind::Solicited,
         };
+        self.arming.arm(Some(kind));
     }
 
     /// Returns `true` if one came for which the program waits since it saw the ring with a producer index.
@@ -117,16 +118,12 @@ impl Cq {
         let came = ring.distance(seen, self.ring.producer());
         let solicited = ring.distance(seen, self.behind_solicited);
         let any_solicited = (1..=came).contains(&solicited);
-        is_moved || came > 0 && self.is_awaited(any_solicited)
+        is_moved || came > 0 && self.wakes(any_solicited)
     }
 
-    /// Returns `true` if the program waits for a completion of a kind.
-    const fn is_awaited(&self, solicited: bool) -> bool {
-        match self.armed {
-            Some(ArmKind::Next) => true,
-            Some(ArmKind::Solicited) => solicited,
-            None => false,
-        }
+    /// Returns `true` if the program waits for a completion of a kind, and waits no longer: it is to be woken.
+    fn wakes(&mut self, solicited: bool) -> bool {
+        self.arming.complete(solicited) == Event::Due
     }
 }
 
@@ -191,7 +188,7 @@ impl ProcessDevice {
             capacity,
             channel,
             user_handle: asked.user_handle.get(),
-            armed: None,
+            arming: Arming::default(),
             behind_solicited: 0,
             is_moved: false,
             completion_events: 0,
@@ -402,7 +399,7 @@ impl ProcessDevice {
         if !cq.overflow.is_empty() {
             self.overflowing.insert(handle);
         }
-        if cq.is_awaited(solicited) {
+        if cq.wakes(solicited) {
             self.wake(handle);
         }
     }
@@ -438,7 +435,7 @@ impl ProcessDevice {
         let Some(cq) = self.cqs.0.get_mut(&handle).map(|cq| &mut cq.object) else {
             return;
         };
-        cq.armed = None;
+        cq.arming.arm(None);
         let (channel, user_handle) = (cq.channel, cq.user_handle);
         if channel.is_some_and(|channel| self.tell_completion(channel, user_handle))
             && let Some(cq) = self.cqs.0.get_mut(&handle)

@@ -183,8 +183,8 @@ proptest! {
                     let expected = match (failed, full, due) {
                         (true, _, _) => Written::Lost,
                         (_, true, _) => Written::Overrun,
-                        (_, _, true) => Written::Awaited,
-                        _ => Written::Quietly,
+                        (_, _, true) => Written::There(Event::Due),
+                        _ => Written::There(Event::None),
                     };
                     prop_assert_eq!(cq.write(&mut hca, &entry(next, solicited)), expected);
                     failed |= full;
@@ -249,8 +249,14 @@ fn a_solicited_entry_still_waits_after_a_resize() {
     let (mut cq, mut driver) = scene.open(3);
     let context = scene.context(1, 3);
     let mut hca = scene.fabric.hca(scene.node, FunctionId::PF).unwrap();
-    assert_eq!(cq.write(&mut hca, &entry(0, false)), Written::Quietly);
-    assert_eq!(cq.write(&mut hca, &entry(1, true)), Written::Quietly);
+    assert_eq!(
+        cq.write(&mut hca, &entry(0, false)),
+        Written::There(Event::None)
+    );
+    assert_eq!(
+        cq.write(&mut hca, &entry(1, true)),
+        Written::There(Event::None)
+    );
     let (ring, mut fill) = cq.resize(&hca, &mut scene.mtts, &context).unwrap();
     while !fill.step(&mut hca).unwrap() {}
     cq.move_to(&mut hca, &mut scene.mtts, ring).unwrap();
@@ -268,8 +274,11 @@ fn an_error_wakes_a_driver_that_waits_for_solicited_entries() {
     assert!(!arm(&mut cq, &driver, ArmCommand::SOLICITED));
     let mut hca = scene.fabric.hca(scene.node, FunctionId::PF).unwrap();
     let failed = Entry::failed(Qpn::GSI, true, 0, Syndrome::FLUSHED, Cause::None);
-    assert_eq!(cq.write(&mut hca, &entry(0, false)), Written::Quietly);
-    assert_eq!(cq.write(&mut hca, &failed), Written::Awaited);
+    assert_eq!(
+        cq.write(&mut hca, &entry(0, false)),
+        Written::There(Event::None)
+    );
+    assert_eq!(cq.write(&mut hca, &failed), Written::There(Event::Due));
 }
 
 #[test]
@@ -292,7 +301,7 @@ fn a_consumer_index_that_cannot_be_is_an_overrun() {
     let written: Vec<_> = (0..9)
         .map(|n| cq.write(&mut hca, &entry(n, false)))
         .collect();
-    assert_eq!(written[..8], [Written::Quietly; 8]);
+    assert_eq!(written[..8], [Written::There(Event::None); 8]);
     assert_eq!(written[8], Written::Overrun);
 }
 
