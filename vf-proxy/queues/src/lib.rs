@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod arming;
+mod backlog;
 mod collect;
 mod flush;
 mod held;
@@ -12,6 +13,7 @@ mod send_ring;
 mod turns;
 
 pub use arming::{Arming, Event, Moderation};
+pub use backlog::Backlog;
 pub use collect::{collect, create_cq, is_receive, resize_cq};
 pub use flush::{FlushPace, FlushTimer, Found, fail};
 pub use held::HeldEvents;

@@ -167,8 +167,7 @@ impl Queues {
         if self.cqs.get(&cqn).is_some_and(|cq| cq.users != 0) {
             return Err(Status::RESOURCE_BUSY);
         }
-        self.held.forget(cqn);
-        self.uncollected.remove(&cqn);
+        self.backlog.remove_cq(cqn);
         if let Some(cq) = self.cqs.remove(&cqn) {
             self.cq_by_handle.remove(&cq.handle);
             self.cq_pages.remove(cq.uar(), cqn);
@@ -317,9 +316,7 @@ impl Queues {
         tables.resources.qps.check_hardware(qpn)?;
         self.collect_of(hca, qpn);
         let qp = self.qps.remove(&qpn).ok_or(Status::BAD_RESOURCE)?;
-        self.pending.remove(qpn);
-        self.doomed.remove(&qpn);
-        self.flush.remove(qpn);
+        self.backlog.remove_qp(qpn);
         self.qp_by_life.remove(&qp.life);
         self.send_pages.remove(qp.uar(), qpn);
         self.qp_by_handle.remove(&qp.handle);

@@ -16,13 +16,13 @@ pub(super) const PACE: FlushPace = FlushPace {
 impl Queues {
     /// Flushes what has been posted to the next queue pair in error. Whether there was anything.
     pub(super) fn flush_next(&mut self, now: Instant, hca: &mut dyn Hca) -> bool {
-        let Some(qpn) = self.flush.take() else {
+        let Some(qpn) = self.backlog.flush.take() else {
             return false;
         };
         self.flush_at_provider(hca, qpn);
         let found = self.completions(hca, qpn);
         self.collect_of(hca, qpn);
-        self.flush.done(now, qpn, found);
+        self.backlog.flush.done(now, qpn, found);
         found != Found::Nothing
     }
 

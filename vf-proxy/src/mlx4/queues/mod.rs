@@ -10,7 +10,7 @@
 //!
 //! A doorbell has at most [`BATCH`] requests carried out at once, and one that goes to a group is the last of them, since
 //! it may be copied to hundreds of queue pairs. If there are more, or the provider has no room, the queue pair goes on at
-//! later calls of [`Queues::poll`], each in turn, and so many in one instant ([`Turns`]). So do completions and receives
+//! later calls of [`Queues::poll`], each in turn, and so many in one instant ([`Turns`](vf_queues::Turns)). So do completions and receives
 //! that are flushed, when there are very many. One call of [`Queues::poll`] does a part of what there is to do and no
 //! more, so that whoever calls can look at the clock.
 
@@ -42,7 +42,7 @@ use mlx4_defs::bar::Register;
 use mlx4_defs::cq::CqDoorbell;
 use mlx4_defs::eqe::{CQ_OVERRUN, Eqe, EventType};
 use mlx4_defs::{Cqn, Eqn, Srqn, Uar};
-use vf_queues::{FlushTimer, HeldEvents, Turns};
+use vf_queues::Backlog;
 
 #[cfg(test)]
 pub(super) use self::execute::MAX_ATTACHMENTS;
@@ -105,14 +105,7 @@ pub(super) struct Queues {
     send_pages: DoorbellPages<Qpn>,
     /// Completion queues by the page of their doorbell.
     cq_pages: DoorbellPages<Cqn>,
-    /// Queue pairs whose send queue may have something.
-    pending: Turns<Qpn>,
-    /// Queue pairs that have to go to the error state.
-    doomed: BTreeSet<Qpn>,
-    /// Completion queues that had more than was moved at once.
-    uncollected: BTreeSet<Cqn>,
-    flush: FlushTimer<Qpn>,
-    held: HeldEvents<Cqn>,
+    backlog: Backlog<Qpn, Cqn>,
     events: VecDeque<QueueEvent>,
     pub(super) traffic: Traffic,
     /// The bytes of the request that is carried out.
@@ -135,11 +128,7 @@ impl Default for Queues {
             groups: BTreeMap::new(),
             send_pages: DoorbellPages::default(),
             cq_pages: DoorbellPages::default(),
-            pending: Turns::default(),
-            doomed: BTreeSet::new(),
-            uncollected: BTreeSet::new(),
-            flush: FlushTimer::new(flush::PACE),
-            held: HeldEvents::default(),
+            backlog: Backlog::new(flush::PACE),
             events: VecDeque::new(),
             traffic: Traffic::default(),
             wqe: Wqe::default(),
@@ -164,10 +153,10 @@ impl Queues {
             return;
         };
         // A driver that drains a queue pair waits for receives of which nothing else tells.
-        self.flush.hurry();
+        self.backlog.flush.hurry();
         match cq.arm(uar, doorbell) {
             Rung::Ignored => {}
-            Rung::Armed => self.held.forget(cqn),
+            Rung::Armed => self.backlog.held.forget(cqn),
             Rung::Missed => self.wake(cqn),
         }
     }
@@ -188,7 +177,7 @@ impl Queues {
         let mut did = false;
         for _ in 0..BATCH {
             if let Some(qpn) = self.send_pages.take_rung() {
-                self.pending.add(qpn);
+                self.backlog.sends.add(qpn);
                 did = true;
             }
             if let Some(cqn) = self.cq_pages.take_rung() {
@@ -297,10 +286,10 @@ impl Queues {
         }
         let mut did = self.wake_held(now);
         did |= self.look_at_rung(hca);
-        if self.flush.is_due(now) {
+        if self.backlog.flush.is_due(now) {
             did |= self.flush_next(now, hca);
         }
-        if let Some(qpn) = self.pending.take(now) {
+        if let Some(qpn) = self.backlog.sends.take(now) {
             self.serve(hca, qpn);
             did = true;
         }
@@ -310,11 +299,10 @@ impl Queues {
     /// When to poll at the latest.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let has_rung = self.send_pages.has_rung() || self.cq_pages.has_rung();
-        if has_rung || !self.doomed.is_empty() || !self.uncollected.is_empty() {
+        if has_rung {
             return Some(Instant::ZERO);
         }
-        let next = [self.pending.next(), self.flush.due(), self.held.next()];
-        next.into_iter().flatten().min()
+        self.backlog.next()
     }
 
     /// What the driver is to be told next.

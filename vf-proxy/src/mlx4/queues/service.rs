@@ -37,7 +37,7 @@ impl SendLayout for Sends<'_> {
         let qp = queues.qps.get_mut(&self.qpn)?;
         let fate = advance(qp, self.hca, &mut queues.wqe, &mut queues.data);
         let fate = fate.unwrap_or_else(|_| {
-            queues.doomed.insert(self.qpn);
+            queues.backlog.fail([self.qpn]);
             Fate::Idle
         });
         Some((&mut qp.sent, fate))
@@ -76,7 +76,7 @@ impl Queues {
             qpn,
         };
         if serve(&mut sends, BATCH) {
-            self.pending.add(qpn);
+            self.backlog.sends.add(qpn);
         }
         self.collect_of(hca, qpn);
     }
@@ -102,13 +102,13 @@ impl Queues {
             self.deliver(hca, completion);
         });
         if more {
-            self.uncollected.insert(cqn);
+            self.backlog.collect(cqn);
         }
     }
 
     /// Goes on with the completions of a queue that had very many. Whether there is one.
     pub(super) fn collect_more(&mut self, hca: &mut dyn Hca) -> bool {
-        let cqn = self.uncollected.pop_first();
+        let cqn = self.backlog.take_uncollected();
         if let Some(cqn) = cqn {
             self.collect(hca, cqn);
         }
@@ -129,7 +129,7 @@ impl Queues {
         if !receive {
             qp.sent.complete();
             if qp.sent.take_wait() {
-                self.pending.add(qpn);
+                self.backlog.sends.add(qpn);
             }
             if failed && qp.has_failed(SendName::of(completion.wr_id)) {
                 return;
@@ -163,7 +163,7 @@ impl Queues {
         };
         match cq.write(hca, entry) {
             Written::There(Event::None) | Written::Lost => {}
-            Written::There(Event::Held(period)) => self.held.hold(cqn, period),
+            Written::There(Event::Held(period)) => self.backlog.held.hold(cqn, period),
             Written::There(Event::Due) => self.wake(cqn),
             Written::Overrun => self.tell_of_cq_error(cqn, CQ_OVERRUN),
             Written::Fault => self.tell_of_cq_error(cqn, CQ_ACCESS_VIOLATION),
@@ -172,7 +172,7 @@ impl Queues {
 
     /// Wakes the driver that waits for a completion queue.
     pub(super) fn wake(&mut self, cqn: Cqn) {
-        self.held.forget(cqn);
+        self.backlog.held.forget(cqn);
         if let Some(cq) = self.cqs.get(&cqn) {
             let eqn = cq.eqn;
             self.events.push_back(QueueEvent::Completion { cqn, eqn });
@@ -182,7 +182,7 @@ impl Queues {
     /// Wakes drivers that were left asleep for more completions to come. Whether there were any.
     pub(super) fn wake_held(&mut self, now: Instant) -> bool {
         let mut did = false;
-        while let Some(cqn) = self.held.due(now) {
+        while let Some(cqn) = self.backlog.held.due(now) {
             did = true;
             if self.cqs.get_mut(&cqn).is_some_and(Cq::release) {
                 self.wake(cqn);
@@ -204,12 +204,12 @@ impl Queues {
         self.events.push_back(QueueEvent::Async(eqe));
         let uses = |qp: &Qp| qp.cqn(false) == cqn || qp.cqn(true) == cqn;
         let affected = self.qps.iter().filter(|(_, qp)| uses(qp));
-        self.doomed.extend(affected.map(|(qpn, _)| *qpn));
+        self.backlog.fail(affected.map(|(qpn, _)| *qpn));
     }
 
     /// Moves the next queue pair to the error state that cannot go on. Whether there is one.
     pub(super) fn condemn(&mut self, hca: &mut dyn Hca) -> bool {
-        let Some(qpn) = self.doomed.pop_first() else {
+        let Some(qpn) = self.backlog.take_failing() else {
             return false;
         };
         // The provider, whose completion queue failed, raises the event of those that it has moved.
@@ -239,9 +239,9 @@ impl Queues {
     pub(super) fn entered_error(&mut self, qpn: Qpn, state: QpState) {
         if let Some(qp) = self.qps.get_mut(&qpn) {
             qp.state = state;
-            self.pending.add(qpn);
+            self.backlog.sends.add(qpn);
             if state == QpState::ERR && !qp.context.has_srq() {
-                self.flush.add(qpn);
+                self.backlog.flush.add(qpn);
             }
         }
     }

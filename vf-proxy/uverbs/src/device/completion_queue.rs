@@ -332,7 +332,7 @@ impl ProcessDevice {
         if let Some(owned) = self.cqs.0.remove(&handle) {
             let cq = owned.object;
             self.cq_by_provider.remove(&cq.provider);
-            self.uncollected.remove(&handle);
+            self.backlog.remove_cq(handle);
             self.overflowing.remove(&handle);
             // Nothing completes there any more.
             let _ = hca.destroy_cq(cq.provider);
@@ -349,7 +349,7 @@ impl ProcessDevice {
             self.deliver(handle, completion);
         });
         if more {
-            self.uncollected.insert(handle);
+            self.backlog.collect(handle);
         }
     }
 
@@ -368,7 +368,7 @@ impl ProcessDevice {
             told.wr_id = sent.wr_id;
         }
         if completion.status != CompletionStatus::Success {
-            self.flush.add(qp);
+            self.backlog.flush.add(qp);
         }
         self.push(cq, &told);
     }
@@ -393,7 +393,7 @@ impl ProcessDevice {
                 .0
                 .iter()
                 .filter(|(_, qp)| qp.object.completes_at(handle));
-            self.overrun.extend(users.map(|(qp, _)| *qp));
+            self.backlog.fail(users.map(|(qp, _)| *qp));
             return;
         }
         if !cq.overflow.is_empty() {

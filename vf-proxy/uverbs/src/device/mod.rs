@@ -22,7 +22,7 @@ use hca_api::{
 use ib_vtime::{Duration, Instant};
 use ib_wire::Qpn;
 use verbs_link::{Budget, ChannelId, Charge, Command, Errno, EventQueue, Reply};
-use vf_queues::{FlushTimer, Turns};
+use vf_queues::Backlog;
 
 use crate::ring::MAX_ELEMENT;
 use crate::ring_memory::{Extents, RingMemory};
@@ -141,17 +141,11 @@ pub struct ProcessDevice {
     next_channel: u32,
     channels: BTreeMap<ChannelId, Owned<()>>,
     events: EventQueue,
-    /// Queue pairs with requests to be taken.
-    pending: Turns<u32>,
-    /// Completion queues with more completions than were moved at once.
-    uncollected: BTreeSet<u32>,
+    backlog: Backlog<u32, u32>,
     /// Completion queues with completions that wait for room in their rings.
     overflowing: BTreeSet<u32>,
     /// Queue pairs whose next requests are in a page that the budget does not have.
     starved: BTreeSet<u32>,
-    /// Queue pairs of completion queues that overran, which are to go to the error state.
-    overrun: BTreeSet<u32>,
-    flush: FlushTimer<u32>,
     /// Time of the next look at completions and requests that wait for memory.
     next_retry: Instant,
     /// The PF is to reset the function.
@@ -195,12 +189,9 @@ impl ProcessDevice {
             next_channel: 1,
             channels: BTreeMap::new(),
             events: EventQueue::default(),
-            pending: Turns::default(),
-            uncollected: BTreeSet::new(),
+            backlog: Backlog::new(send_queue::PACE),
             overflowing: BTreeSet::new(),
             starved: BTreeSet::new(),
-            overrun: BTreeSet::new(),
-            flush: FlushTimer::new(send_queue::PACE),
             next_retry: Instant::ZERO,
             reset_wanted: false,
             resetting: false,
@@ -361,13 +352,13 @@ impl Consumer for ProcessDevice {
     }
 
     fn poll(&mut self, now: Instant, hca: &mut dyn Hca) -> bool {
-        if let Some(handle) = self.uncollected.pop_first() {
+        if let Some(handle) = self.backlog.take_uncollected() {
             self.collect(hca, handle);
         }
-        if let Some(handle) = self.pending.take(now) {
+        if let Some(handle) = self.backlog.sends.take(now) {
             self.serve(hca, handle);
         }
-        if let Some(handle) = self.overrun.pop_first() {
+        if let Some(handle) = self.backlog.take_failing() {
             self.fail_overrun(hca, handle);
         }
         if !self.end_closed(hca) && self.shares_function && self.resetting {
@@ -378,21 +369,19 @@ impl Consumer for ProcessDevice {
         }
         if self.retries() && self.next_retry <= now {
             while let Some(handle) = self.starved.pop_first() {
-                self.pending.add(handle);
+                self.backlog.sends.add(handle);
             }
             let overflows = self.move_overflows();
             self.next_retry = now + if overflows { MOVE_PAUSE } else { STARVED_PAUSE };
         }
         self.flush_next(now, hca);
-        self.flush.is_due(now) || self.has_work()
+        self.ends_objects() || self.backlog.next().is_some_and(|next| next <= now)
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        if self.has_work() {
-            return Some(Instant::ZERO);
-        }
+        let ends = self.ends_objects().then_some(Instant::ZERO);
         let retry = self.retries().then_some(self.next_retry);
-        let next = [self.pending.next(), self.flush.due(), retry];
+        let next = [ends, self.backlog.next(), retry];
         next.into_iter().flatten().min()
     }
 
@@ -403,13 +392,9 @@ impl Consumer for ProcessDevice {
 
 /// Handles of the provider that name queue pairs and shared receive queues in events.
 impl ProcessDevice {
-    /// Returns `true` if there is something to do at once.
-    fn has_work(&self) -> bool {
-        !self.uncollected.is_empty()
-            || self.pending.next() == Some(Instant::ZERO)
-            || !self.overrun.is_empty()
-            || !self.closed.is_empty()
-            || self.shares_function && self.resetting
+    /// Returns `true` if there are objects of closed files, or of a process that is gone, to be destroyed.
+    fn ends_objects(&self) -> bool {
+        !self.closed.is_empty() || self.shares_function && self.resetting
     }
 
     /// Returns `true` if completions or requests wait for memory.

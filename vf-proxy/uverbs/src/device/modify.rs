@@ -53,14 +53,14 @@ impl ProcessDevice {
                 if let Some(receive) = &qp.receive {
                     receive.drop_waiting();
                 }
-                self.flush.remove(handle);
+                self.backlog.flush.remove(handle);
             }
             QpState::ReadyToSend => {
-                self.pending.add(handle);
+                self.backlog.sends.add(handle);
             }
             QpState::Error => {
-                self.flush.add(handle);
-                self.pending.add(handle);
+                self.backlog.flush.add(handle);
+                self.backlog.sends.add(handle);
             }
             _ => {}
         }

@@ -295,8 +295,7 @@ impl ProcessDevice {
 
     fn drop_qp(&mut self, hca: &mut dyn Hca, handle: u32, qpn: Qpn) {
         self.qp_by_number.remove(&qpn);
-        self.pending.remove(handle);
-        self.flush.remove(handle);
+        self.backlog.remove_qp(handle);
         self.starved.remove(&handle);
         let Some(owned) = self.qps.0.remove(&handle) else {
             return;

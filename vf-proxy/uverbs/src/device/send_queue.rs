@@ -73,7 +73,7 @@ impl SendLayout for Sends<'_> {
         qp.send_error |= is_cause && !ends;
         device.push(cq, &completion);
         if is_cause {
-            device.flush.add(handle);
+            device.backlog.flush.add(handle);
         }
         if is_cause && ends {
             // From every state in which requests are taken there is a way to error.
@@ -125,7 +125,7 @@ impl ProcessDevice {
             handle,
         };
         if serve(&mut sends, BATCH) {
-            self.pending.add(handle);
+            self.backlog.sends.add(handle);
         }
     }
 
@@ -137,7 +137,7 @@ impl ProcessDevice {
         let state = hca.query_qp(provider).map(|qp| qp.state);
         if !matches!(state, Ok(QpState::Reset | QpState::Error)) && fail(hca, provider).is_ok() {
             self.tell_of_qp(handle, event_type::QP_FATAL);
-            self.flush.add(handle);
+            self.backlog.flush.add(handle);
         }
     }
 
@@ -149,7 +149,7 @@ impl ProcessDevice {
         qp.send
             .publish_consumer(qp.next_send.wrapping_sub(outstanding));
         if qp.sent.take_wait() {
-            self.pending.add(handle);
+            self.backlog.sends.add(handle);
         }
         Some(sent)
     }
@@ -157,17 +157,18 @@ impl ProcessDevice {
     /// Flushes the requests and receives of the next queue pairs in error, since programs post receives without a doorbell.
     pub(super) fn flush_next(&mut self, now: Instant, hca: &mut dyn Hca) {
         for _ in 0..FLUSH_STEP {
-            if !self.flush.is_due(now) {
+            if !self.backlog.flush.is_due(now) {
                 return;
             }
-            let Some(handle) = self.flush.take() else {
+            let Some(handle) = self.backlog.flush.take() else {
                 return;
             };
             let found = self.flush_one(hca, handle);
-            self.flush
+            self.backlog
+                .flush
                 .done(now, handle, found.unwrap_or(Found::Nothing));
             if found.is_none() {
-                self.flush.remove(handle);
+                self.backlog.flush.remove(handle);
             }
         }
     }
@@ -184,7 +185,7 @@ impl ProcessDevice {
             QpState::Error | QpState::SendQueueError => Found::Nothing,
             _ => return None,
         };
-        self.pending.add(handle);
+        self.backlog.sends.add(handle);
         Some(found)
     }
 
@@ -195,7 +196,7 @@ impl ProcessDevice {
         };
         let state = hca.query_qp(qp.object.provider).map(|qp| qp.state);
         if matches!(state, Ok(QpState::Error | QpState::SendQueueError)) {
-            self.flush.add(handle);
+            self.backlog.flush.add(handle);
         }
     }
 }

@@ -40,7 +40,7 @@ fn a_receive_posted_in_error_is_flushed_within_20_ms_however_long_none_came() {
 fn a_step_looks_at_a_part_of_the_queue_pairs_in_error_and_the_next_step_at_the_next() {
     let mut process = Process::new();
     // Queue pairs that are gone are in error no longer.
-    (1000..1100).for_each(|handle| process.device.flush.add(handle));
+    (1000..1100).for_each(|handle| process.device.backlog.flush.add(handle));
     let mut steps = 0;
     while process.with(|device, hca| Consumer::poll(device, Instant::ZERO, hca)) {
         steps += 1;
