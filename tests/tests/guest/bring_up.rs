@@ -47,7 +47,7 @@ fn value(text: &str, name: &str) -> String {
 
 fn binds_and_comes_up(kernel: &'static str, manager: Manager) {
     let fabric = Fabric::new(manager, &["--topology", "single", "--vfs", "2"]);
-    let mut guest = fabric.guest(kernel, "host-1", 1);
+    let mut guest = fabric.booted(kernel, "host-1", 1);
     assert_eq!(complaints(&mut guest), Vec::<String>::new());
 
     let vf = &fabric.rows("vfs", "host-1")[0];

@@ -88,14 +88,22 @@ impl Fabric {
     }
 
     /// Boots a guest on a VF, and waits for its port.
-    pub(crate) fn guest(&self, kernel: &'static str, host: &str, vf: u16) -> Guest {
+    pub(crate) fn booted(&self, kernel: &'static str, host: &str, vf: u16) -> Guest {
         let boot = Boot::new(kernel, self.device(host, vf));
         let mut guest = boot.start(self.dir(), &format!("{host}-{vf}"));
         guest.wait_for_port();
         guest
     }
 
-    /// Boots guests on VFs, all at once, and waits for their ports.
+    /// Returns a guest that has booted before it gets a VF, once its port is active.
+    pub(crate) fn guest(&self, kernel: &'static str, host: &str, vf: u16) -> Guest {
+        let boot = Boot::new(kernel, self.device(host, vf));
+        let mut guest = boot.wake(self.dir(), &format!("{host}-{vf}"));
+        guest.wait_for_port();
+        guest
+    }
+
+    /// Returns guests that have booted before they get VFs, all at once, once their ports are active.
     pub(crate) fn guests<const N: usize>(
         &self,
         kernel: &'static str,

@@ -1,5 +1,6 @@
 //! A booted guest, and commands run in it.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt;
 use std::fs;
@@ -7,16 +8,22 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use vhca_tests::live::{Process, wait_for};
+
+use crate::qmp::Qmp;
 
 /// For a boot: some twenty times what it takes on an idle machine.
 const BOOT: Duration = Duration::from_secs(180);
 
 /// For a command that takes a moment.
 const COMMAND: Duration = Duration::from_secs(60);
+
+/// Loads the drivers of devices that came after the boot, as udev does.
+pub(crate) const LOAD: &str = "cat /sys/bus/pci/devices/*/modalias | xargs modprobe -abq; modprobe -q mlx4_ib; \
+                               modprobe -abq ib_umad ib_uverbs rdma_ucm ib_ipoib || true";
 
 /// For a port to become active once the guest is up.
 const PORT: Duration = Duration::from_secs(60);
@@ -93,6 +100,21 @@ impl Boot {
         Ok(guest)
     }
 
+    /// Returns a guest with this kernel and these devices that goes on where one without devices was saved after its boot, finds them, and
+    /// has loaded the drivers. A boot takes five times as long.
+    pub(crate) fn wake(&self, dir: &Path, name: &str) -> Guest {
+        let monitor = dir.join(format!("{name}.qmp"));
+        let boot = self.clone().with("--incoming").with(saved(self.kernel));
+        let boot = boot.with("--qmp").with(&monitor);
+        let mut guest = boot.resume(dir, name);
+        // It loses bytes that come before.
+        Qmp::connect(&monitor).wait_for("query-status", "status", "running");
+        guest.told(&format!(
+            "hostname {name}; echo 1 >/sys/bus/pci/rescan; {LOAD}"
+        ));
+        guest
+    }
+
     /// Starts QEMU for a guest that goes on where it was saved, if the arguments say so.
     pub(crate) fn resume(&self, dir: &Path, name: &str) -> Guest {
         self.connect(dir, name, BOOT)
@@ -136,6 +158,25 @@ impl Boot {
             commands: 0,
         })
     }
+}
+
+/// Returns the file with a guest of a kernel that is up and has loaded no driver of a device.
+fn saved(kernel: &'static str) -> PathBuf {
+    static SAVED: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("guest-{kernel}.state"));
+    let mut saved = SAVED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !saved.contains(kernel) {
+        let dir = tempfile::tempdir().unwrap();
+        let monitor = dir.path().join("qmp");
+        let boot = Boot::new(kernel, None)
+            .with("--append")
+            .with("vhca.load=no");
+        let boot = boot.with("--qmp").with(&monitor);
+        let _guest = boot.start(dir.path(), "saved");
+        Qmp::connect(&monitor).save(&file);
+        saved.insert(kernel);
+    }
+    file
 }
 
 /// Why a guest did not do what it should, with what it said last.

@@ -5,12 +5,8 @@ use serde_json::{Value, json};
 use vhca_tests::live::{PATIENCE, wait_for};
 
 use crate::fabric::{Fabric, Manager};
-use crate::guest::{Boot, Guest};
+use crate::guest::{Boot, Guest, LOAD};
 use crate::qmp::Qmp;
-
-/// Loads the drivers of what was added, as udev does.
-const LOAD: &str = "cat /sys/bus/pci/devices/*/modalias | xargs modprobe -abq; modprobe mlx4_ib; \
-                    modprobe -a ib_uverbs ib_umad";
 
 /// Waits until the ports of so many adapters are active.
 fn wait_for_ports(guest: &mut Guest, adapters: usize) {

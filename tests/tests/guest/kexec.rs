@@ -28,7 +28,7 @@ fn has_its_port(guest: &mut Guest) {
 #[test]
 fn a_kernel_started_by_kexec_binds_to_the_vf_again() {
     let fabric = Fabric::new(Manager::Lite, &["--topology", "single", "--vfs", "1"]);
-    let mut guest = fabric.guest("6.1", "host-1", 1);
+    let mut guest = fabric.booted("6.1", "host-1", 1);
     load(&mut guest, "-l --append=\"$(cat /proc/cmdline) second\"");
     guest.restart_by("kexec -e");
     guest.told("grep -qw second /proc/cmdline");

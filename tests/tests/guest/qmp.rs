@@ -42,6 +42,13 @@ impl Qmp {
         }
     }
 
+    /// Saves the guest to a file, and waits until that is whole.
+    pub(crate) fn save(&mut self, file: &Path) {
+        let to = format!("file:{}", file.display());
+        self.run("migrate", &json!({ "uri": to }));
+        self.wait_for("query-migrate", "status", "completed");
+    }
+
     /// Runs a query until a field of its answer has a value.
     pub(crate) fn wait_for(&mut self, query: &str, field: &str, value: &str) {
         let mut last = Value::Null;

@@ -69,9 +69,7 @@ fn save_and_restore(guest: Guest, boot: &Boot, fabric: &Fabric) -> Guest {
     let file = dir.join("state");
     let mut monitor = Qmp::connect(&dir.join("saved.qmp"));
     monitor.run("stop", &json!({}));
-    let to = format!("file:{}", file.display());
-    monitor.run("migrate", &json!({ "uri": to }));
-    monitor.wait_for("query-migrate", "status", "completed");
+    monitor.save(&file);
     drop(guest);
     let boot = boot.clone().with("--incoming").with(&file);
     let boot = boot.with("--qmp").with(dir.join("restored.qmp"));
