@@ -15,6 +15,8 @@ pub(crate) enum Manager {
     Lite,
     /// A stock OpenSM.
     OpenSm,
+    /// The one of another service.
+    Neighbour,
 }
 
 /// A service with vfio-user sockets, and its subnet manager.
@@ -55,7 +57,7 @@ impl Fabric {
             .expect("a temporary folder in UTF-8");
         let sm = match manager {
             Manager::Lite => "lite",
-            Manager::OpenSm => "none",
+            Manager::OpenSm | Manager::Neighbour => "none",
         };
         let ours = ["--vfio-user", folder, "--sm", sm];
         let arguments = [&ours, arguments].concat();

@@ -169,7 +169,10 @@ fn losses_are_counted(fabric: &Fabric, first: &mut Guest, second: &mut Guest, re
     );
     let told = first.told_within(TRANSFER, &client);
     let report: Value = serde_json::from_str(&told[told.find('{').unwrap()..]).unwrap();
-    let sum = |key: &str| report["end"]["sum"][key].as_u64().unwrap();
+    let sum = |key: &str| {
+        let number = report["end"]["sum"][key].as_u64();
+        number.unwrap_or_else(|| panic!("no {key}: {told}"))
+    };
     let (packets, missing) = (sum("packets"), sum("lost_packets"));
     let after = count(fabric, [first, second]);
     let [no_receive, sent, received, no_buffer] =

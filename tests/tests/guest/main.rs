@@ -34,6 +34,7 @@ mod saved;
 mod siege;
 mod soft_roce;
 mod storage;
+mod trunks;
 mod truth;
 mod two_ports;
 mod vfio;

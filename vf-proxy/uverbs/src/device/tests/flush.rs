@@ -5,7 +5,7 @@ use super::*;
 /// Number of the error state (`enum ib_qp_state`).
 const ERROR: u8 = 6;
 
-/// Has the device take a turn at a time, and another for the completions of the first.
+/// Polls the device at a time, and once more for the completions that the first poll made.
 fn run(queues: &mut Datagrams, now: Instant) {
     for _ in 0..2 {
         let process = &mut queues.process;
