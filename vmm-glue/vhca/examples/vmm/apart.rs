@@ -3,7 +3,7 @@
 
 use std::error::Error;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -25,6 +25,9 @@ use crate::{Host, bench, fabric, memory};
 
 /// Argument of the tour: the fabric has fewer nodes than the tour of one process looks for.
 const SMALL: u64 = 2;
+
+/// Time in which a VMM that has made a socket listens on it.
+const MOMENT: std::time::Duration = std::time::Duration::from_millis(200);
 
 /// Goes on the tour with the VF of a running service at this socket, with the VMM that says the same path.
 pub(crate) fn tour_of_remote(kvm: &Kvm, socket: &str, path: &str) -> Verdict {
@@ -100,13 +103,27 @@ fn tour(guest: Running, other: &mut UnixStream) -> Verdict {
 
 /// Connects to the VMM that waits at this path, or waits for one there. Returns the place of this one's guest on the tour.
 fn meet(path: &Path) -> Result<(UnixStream, u64), Box<dyn Error>> {
-    if let Ok(other) = UnixStream::connect(path) {
-        return Ok((other, 1));
+    loop {
+        if let Ok(other) = UnixStream::connect(path) {
+            return Ok((other, 1));
+        }
+        match UnixListener::bind(path) {
+            Ok(listener) => {
+                let (other, _) = listener.accept()?;
+                std::fs::remove_file(path)?;
+                return Ok((other, 0));
+            }
+            // The other one may be about to listen there, or an earlier one has left the file.
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {
+                std::thread::sleep(MOMENT);
+                if let Ok(other) = UnixStream::connect(path) {
+                    return Ok((other, 1));
+                }
+                std::fs::remove_file(path)?;
+            }
+            Err(error) => return Err(error.into()),
+        }
     }
-    let _ = std::fs::remove_file(path);
-    let (other, _) = UnixListener::bind(path)?.accept()?;
-    std::fs::remove_file(path)?;
-    Ok((other, 0))
 }
 
 /// Returns memory in a file, which a service maps, too.
