@@ -27,7 +27,7 @@ use crate::{Host, bench, fabric, memory};
 const SMALL: u64 = 2;
 
 /// Time in which a VMM that has made a socket listens on it.
-const MOMENT: std::time::Duration = std::time::Duration::from_millis(200);
+const MOMENT: Duration = Duration::from_millis(200);
 
 /// Goes on the tour with the VF of a running service at this socket, with the VMM that says the same path.
 pub(crate) fn tour_of_remote(kvm: &Kvm, socket: &str, path: &str) -> Verdict {
