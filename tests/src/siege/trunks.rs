@@ -1,4 +1,4 @@
-//! Other ends of trunks that do their worst: a host behind a trunk is trusted no more than a guest.
+//! Attacks from the far ends of trunks: the service trusts a host behind a trunk no more than it trusts a guest.
 
 use std::fs::File;
 use std::io::Write;

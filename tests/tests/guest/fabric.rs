@@ -97,7 +97,7 @@ impl Fabric {
         guest
     }
 
-    /// Returns a guest that has booted before it gets a VF, once its port is active.
+    /// Continues a saved guest on a VF, and waits for its port.
     pub(crate) fn guest(&self, kernel: &'static str, host: &str, vf: u16) -> Guest {
         let boot = Boot::new(kernel, self.device(host, vf));
         let mut guest = boot.wake(self.dir(), &format!("{host}-{vf}"));
@@ -105,7 +105,7 @@ impl Fabric {
         guest
     }
 
-    /// Returns guests that have booted before they get VFs, all at once, once their ports are active.
+    /// Continues saved guests on VFs, all at once, and waits for their ports.
     pub(crate) fn guests<const N: usize>(
         &self,
         kernel: &'static str,
