@@ -124,11 +124,6 @@ impl TrunkEnd {
         self.session.as_mut()
     }
 
-    /// Renames the gateway.
-    pub fn rename<D: EndNode>(&self, fabric: &mut Fabric<D>, name: &str) {
-        fabric.rename_gateway(self.gateway, name);
-    }
-
     /// Forgets the connection.
     pub fn disconnect<D: EndNode>(&mut self, fabric: &mut Fabric<D>) {
         if let Some(session) = &mut self.session {

@@ -188,7 +188,7 @@ impl Trunk {
         self.end.disconnect(fabric);
         (self.carrier, self.handshakes) = (None, Handshakes::default());
         self.config.way = TrunkWay::Connect(address);
-        self.end.rename(fabric, &self.config.way.to_string());
+        fabric.rename_gateway(self.end.gateway(), &self.config.way.to_string());
         self.is_stale = self.is_ordered;
         self.refusal = None;
         (self.pause, self.attempt) = (FIRST_PAUSE, Some(now));
