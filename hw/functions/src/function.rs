@@ -3,9 +3,9 @@
 use hca_api::{
     AddressSpace, AddressVector, ArmKind, AvHandle, Completion, CqHandle, DeviceAttributes,
     DeviceCaps, DeviceModify, DmaBuffer, DmaFault, FunctionAttributes, FunctionId, Hca, HcaError,
-    HcaEvent, LocalMad, MadView, MrHandle, MrKeys, MrKind, MrSpec, MwHandle, MwKeys, MwType,
-    PdHandle, PortAttributes, PortModify, Privileges, QpAttributes, QpHandle, QpKind, QpModify,
-    QpNumbers, QpSpec, RecvRequest, SendRequest, SrqAttributes, SrqHandle, SrqSpec,
+    HcaEvent, LocalMad, MadView, MrHandle, MrKeys, MrSpec, MwHandle, MwKeys, MwType, PdHandle,
+    PortAttributes, PortModify, Privileges, QpAttributes, QpHandle, QpKind, QpModify, QpNumbers,
+    QpSpec, RecvRequest, SendRequest, SrqAttributes, SrqHandle, SrqSpec,
 };
 use ib_vtime::Secret;
 use ib_wire::mad::Mad;
@@ -13,9 +13,8 @@ use ib_wire::{Gid, GidIndex, Lid, PKey, PKeyIndex, PortNum, Qpn};
 
 use crate::cq::CompletionQueue;
 use crate::event::EventSource;
-use crate::functions::{Function, Functions};
+use crate::functions::Function;
 use crate::pair::virtual_vector;
-use crate::regions::Region;
 use crate::side::FIRST_END;
 use crate::vf::Vf;
 
@@ -336,6 +335,9 @@ impl<H: Hca> Hca for Function<'_, H> {
             self.hca.destroy_cq(cq)?;
             self.functions.cq_owners.remove(&cq);
         }
+        if let Ok(vf) = self.functions.vf_mut(self.id) {
+            vf.pulled.forget_cq(cq);
+        }
         let side = self.functions.side_mut(self.id)?;
         side.cqs.remove(&cq);
         side.events.forget(EventSource::Cq(cq));
@@ -352,6 +354,8 @@ impl<H: Hca> Hca for Function<'_, H> {
             for completion in &mut out[count..count + more] {
                 vf.rewrite(completion);
             }
+            let (functions, polled) = (&mut *self.functions, &out[count..count + more]);
+            functions.note_polled(&mut self.hca, self.id, cq, polled);
         }
         Ok(count + more)
     }
@@ -390,7 +394,11 @@ impl<H: Hca> Hca for Function<'_, H> {
         max_wr: Option<u32>,
     ) -> Result<(), HcaError> {
         self.check_srq(srq)?;
-        self.hca.modify_srq(srq, limit, max_wr)
+        if self.is_physical() {
+            return self.hca.modify_srq(srq, limit, max_wr);
+        }
+        let functions = &mut *self.functions;
+        functions.modify_shared(&mut self.hca, self.id, srq, (limit, max_wr))
     }
 
     fn query_srq(&self, srq: SrqHandle) -> Result<SrqAttributes, HcaError> {
@@ -474,7 +482,7 @@ impl<H: Hca> Hca for Function<'_, H> {
         }
         if self.is_pair(qp) {
             self.hca.destroy_qp(qp)?;
-            return self.functions.forget_pair(self.id, qp);
+            return self.functions.forget_pair(&mut self.hca, self.id, qp);
         }
         self.functions.destroy_end(&mut self.hca, self.id, qp)
     }
@@ -542,19 +550,6 @@ impl<H: Hca> Hca for Function<'_, H> {
     fn poll_event(&mut self) -> Option<HcaEvent> {
         self.functions.take_events(&mut self.hca);
         self.functions.side_mut(self.id).ok()?.poll_event()
-    }
-}
-
-impl Functions {
-    /// Notes a region of the physical function, which the ends of tunnels then can use. One without bytes of its own they cannot.
-    fn note_region(&mut self, spec: &MrSpec<'_>, keys: &MrKeys) {
-        let is_empty = matches!(spec.kind, MrKind::FastRegister { .. });
-        if let (Ok(region), false) = (Region::new(spec), is_empty)
-            && self.physical.hold_pd(spec.pd).is_ok()
-        {
-            let regions = &mut self.physical.regions;
-            regions.insert(keys.handle, keys.lkey.0, region);
-        }
     }
 }
 

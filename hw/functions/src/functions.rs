@@ -5,14 +5,16 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use hca_api::{
     Adapter, AddressSpace, AsyncEvent, CqHandle, FunctionId, Hca, HcaError, HcaEvent, MrHandle,
-    QpHandle, ResourceCounts, Sge, SrqHandle,
+    MrKeys, MrKind, MrSpec, QpHandle, ResourceCounts, Sge, SrqHandle,
 };
-use ib_vtime::{Secret, SecretNumbers};
+use ib_vtime::{Instant, Secret, SecretNumbers, TimerQueue};
 use ib_wire::Qpn;
 
 use crate::cq::CompletionQueue;
 use crate::event::{EventSource, origin};
 use crate::memory::SharedSpaces;
+use crate::pulled::QueueId;
+use crate::regions::Region;
 use crate::side::{FIRST_END, Memory, Side};
 use crate::vf::Vf;
 
@@ -43,6 +45,11 @@ pub struct Functions {
     pub(crate) message: Vec<u8>,
     /// Where lists of virtual functions are rewritten for the adapter.
     pub(crate) sges: Vec<Sge>,
+    /// Queues of receives that are to be read.
+    pub(crate) readings: TimerQueue<(FunctionId, QueueId)>,
+    /// Time of the last [`Self::handle_timeout`], and the number of such calls.
+    pub(crate) now: Instant,
+    pub(crate) turn: u64,
 }
 
 impl Functions {
@@ -69,6 +76,9 @@ impl Functions {
             secrets: secret.into().numbers(),
             message: Vec::new(),
             sges: Vec::new(),
+            readings: TimerQueue::new(),
+            now: Instant::ZERO,
+            turn: 0,
         }
     }
 
@@ -218,6 +228,11 @@ impl Functions {
                 None => None,
             };
             let owner = owner.copied().unwrap_or(FunctionId::PF);
+            if let HcaEvent::Async(event) = event
+                && self.refills(hca, owner, event)
+            {
+                continue;
+            }
             if event == HcaEvent::Async(AsyncEvent::DeviceFatal) {
                 for (id, vf) in &mut self.vfs {
                     vf.side.events.raise(AsyncEvent::DeviceFatal);
@@ -236,6 +251,17 @@ impl Functions {
                 }
                 HcaEvent::Async(event) => side.events.raise(event),
             }
+        }
+    }
+
+    /// Notes a region of the physical function, which the ends of tunnels then can use. One without bytes of its own they cannot.
+    pub(crate) fn note_region(&mut self, spec: &MrSpec<'_>, keys: &MrKeys) {
+        let is_empty = matches!(spec.kind, MrKind::FastRegister { .. });
+        if let (Ok(region), false) = (Region::new(spec), is_empty)
+            && self.physical.hold_pd(spec.pd).is_ok()
+        {
+            let regions = &mut self.physical.regions;
+            regions.insert(keys.handle, keys.lkey.0, region);
         }
     }
 

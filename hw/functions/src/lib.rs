@@ -5,7 +5,8 @@
 //! [`FunctionManager`](hca_api::FunctionManager) besides. Each virtual function has memory, handles, events and a quota of its
 //! own, and sees each port as the PF shows it.
 //!
-//! Nothing waits, and there is no clock: the same calls have the same results.
+//! Nothing waits, and there is no clock: the same calls have the same results. Receives that a virtual function keeps in its own
+//! memory are read ahead, also at times that [`Functions::poll_timeout`] returns.
 //!
 //! The parts that an adapter with functions of its own needs as well are public: [`EventQueue`], [`CompletionQueue`],
 //! [`ReceiveQueue`], the transitions of queue pairs ([`next_state`]) and the answers of a port's SMA to virtual functions
@@ -23,9 +24,11 @@ mod manager;
 mod memory;
 mod pair;
 mod physical;
+mod pulled;
 mod qp_state;
 mod queue_pairs;
 mod receive_queue;
+mod refill;
 mod regions;
 mod side;
 mod tunnel;

@@ -7,6 +7,7 @@ use hca_api::{
 
 use crate::event::EventSource;
 use crate::functions::Functions;
+use crate::pulled::{PulledQueue, QueueId};
 use crate::side::FIRST_END;
 use crate::vf::Vf;
 
@@ -51,17 +52,22 @@ impl Functions {
         &mut self,
         hca: &mut dyn Hca,
         id: FunctionId,
-        spec: SrqSpec,
+        mut spec: SrqSpec,
     ) -> Result<SrqHandle, HcaError> {
         // The adapter does not know the memory that a source reads.
-        if matches!(spec.receives, ReceiveMode::Pulled(_)) {
-            return Err(HcaError::Unsupported);
-        }
+        let receives = core::mem::take(&mut spec.receives);
+        let (max_wr, max_sge, limit) = (spec.max_wr, spec.max_sge, spec.limit);
         self.check_quota(id, |counts| counts.srqs)?;
         self.vf(id)?.own_pd(spec.pd)?;
         let srq = hca.create_srq(spec)?;
         self.srq_owners.insert(srq, id);
-        self.vf_mut(id)?.srqs.insert(srq);
+        let vf = self.vf_mut(id)?;
+        vf.srqs.insert(srq);
+        if let ReceiveMode::Pulled(source) = receives {
+            let queue = PulledQueue::new(source, max_wr, max_sge).shared(limit);
+            vf.pulled.insert(QueueId::Shared(srq), queue);
+            self.read_queue(hca, id, QueueId::Shared(srq));
+        }
         Ok(srq)
     }
 
@@ -73,6 +79,7 @@ impl Functions {
     ) -> Result<(), HcaError> {
         hca.destroy_srq(self.vf(id)?.own_srq(srq)?)?;
         self.srq_owners.remove(&srq);
+        self.forget_queue(id, QueueId::Shared(srq));
         let vf = self.vf_mut(id)?;
         vf.srqs.remove(&srq);
         vf.side.events.forget(EventSource::Srq(srq));
@@ -99,6 +106,7 @@ impl Functions {
         hca: &mut dyn Hca,
         id: FunctionId,
     ) -> Result<(), HcaError> {
+        self.forget_queues(id);
         let vf = self.vfs.get_mut(&id).ok_or(HcaError::InvalidHandle)?;
         for (qp, mgid, mlid) in core::mem::take(&mut vf.attachments) {
             hca.detach_multicast(qp, mgid, mlid)?;

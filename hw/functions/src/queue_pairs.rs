@@ -12,6 +12,7 @@ use crate::datagrams::refresh;
 use crate::event::EventSource;
 use crate::functions::Functions;
 use crate::pair::Pair;
+use crate::pulled::{PulledQueue, QueueId};
 use crate::side::FIRST_END;
 use crate::vf::Vf;
 
@@ -87,13 +88,9 @@ impl Functions {
         id: FunctionId,
         mut spec: QpSpec,
     ) -> Result<(QpHandle, QpNumbers), HcaError> {
-        if spec.srq.is_some() {
-            spec.receives = ReceiveMode::Posted;
-        }
         // The adapter does not know the memory that a source reads.
-        if matches!(spec.receives, ReceiveMode::Pulled(_)) {
-            return Err(HcaError::Unsupported);
-        }
+        let receives = core::mem::take(&mut spec.receives);
+        let (srq, caps) = (spec.srq, spec.caps);
         if spec.qpn.is_some() {
             return Err(HcaError::InvalidParameter);
         }
@@ -113,7 +110,15 @@ impl Functions {
             return Err(HcaError::InsufficientResources);
         }
         self.qp_owners.insert(qp, id);
-        self.vf_mut(id)?.pairs.insert(qp, pair);
+        let vf = self.vf_mut(id)?;
+        vf.pairs.insert(qp, pair);
+        let own = QueueId::Own(qp);
+        if let (ReceiveMode::Pulled(source), None) = (receives, srq) {
+            let queue = PulledQueue::new(source, caps.max_recv_wr, caps.max_recv_sge);
+            vf.pulled.insert(own, queue);
+        }
+        let queue = srq.map_or(own, QueueId::Shared);
+        vf.pulled.insert_pair(qp, numbers.external, queue);
         Ok((qp, numbers))
     }
 
@@ -141,6 +146,9 @@ impl Functions {
             _ => changed,
         };
         vf.pairs.insert(qp, changed);
+        if let Some(state) = change.state {
+            self.follow_state(hca, id, qp, state);
+        }
         Ok(())
     }
 
@@ -174,9 +182,10 @@ impl Functions {
             debug_assert_eq!(modified, Ok(()), "it is there");
         }
         vf.pairs = pairs;
-        let side = self.side_mut(id)?;
         for qp in severed {
-            side.events.raise(AsyncEvent::QpFatal(qp));
+            self.follow_state(hca, id, qp, QpState::Error);
+            let events = &mut self.side_mut(id)?.events;
+            events.raise(AsyncEvent::QpFatal(qp));
         }
         Ok(())
     }
@@ -189,6 +198,8 @@ impl Functions {
         qp: QpHandle,
         request: &SendRequest<'_>,
     ) -> Result<(), HcaError> {
+        // The answer may come before the next look at the receives.
+        self.read_queue_of(hca, id, qp);
         let vf = self.vf(id)?;
         let pair = vf.pairs.get(&qp).ok_or(HcaError::InvalidHandle)?;
         let op = vf.physical_op(request.op)?;
@@ -230,9 +241,11 @@ impl Functions {
         qp: QpHandle,
         request: &RecvRequest<'_>,
     ) -> Result<(), HcaError> {
-        if !self.vf(id)?.pairs.contains_key(&qp) {
+        let vf = self.vf(id)?;
+        if !vf.pairs.contains_key(&qp) {
             return Err(HcaError::InvalidHandle);
         }
+        vf.pulled.check_posted(QueueId::Own(qp))?;
         hca.post_recv(qp, &self.physical_receive(id, request)?)
     }
 
@@ -244,7 +257,9 @@ impl Functions {
         srq: SrqHandle,
         request: &RecvRequest<'_>,
     ) -> Result<(), HcaError> {
-        self.vf(id)?.own_srq(srq)?;
+        let vf = self.vf(id)?;
+        vf.own_srq(srq)?;
+        vf.pulled.check_posted(QueueId::Shared(srq))?;
         hca.post_srq_recv(srq, &self.physical_receive(id, request)?)
     }
 
@@ -265,8 +280,14 @@ impl Functions {
     }
 
     /// Forgets a queue pair, which the adapter destroyed.
-    pub(crate) fn forget_pair(&mut self, id: FunctionId, qp: QpHandle) -> Result<(), HcaError> {
+    pub(crate) fn forget_pair(
+        &mut self,
+        hca: &mut dyn Hca,
+        id: FunctionId,
+        qp: QpHandle,
+    ) -> Result<(), HcaError> {
         self.qp_owners.remove(&qp);
+        self.forget_queue_of(hca, id, qp);
         let vf = self.vf_mut(id)?;
         vf.pairs.remove(&qp);
         vf.side.events.forget(EventSource::Qp(qp));

@@ -18,6 +18,7 @@ use ib_wire::{Gid, GidIndex, Guid, Lid, PKey, PKeyIndex, PortNum, Psn, QKey, Qpn
 use crate::{DividedAdapter, Function, Functions};
 
 mod connections;
+mod pulled;
 
 const PORT: PortNum = PortNum(1);
 const PF: FunctionId = FunctionId::PF;

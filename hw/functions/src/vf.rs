@@ -11,6 +11,7 @@ use ib_wire::{Gid, Guid, Lid, PKeyIndex, PortNum};
 
 use crate::memory::VfMemory;
 use crate::pair::Pair;
+use crate::pulled::PulledQueues;
 use crate::regions::Region;
 use crate::side::{FIRST_END, Side};
 
@@ -61,6 +62,8 @@ pub(crate) struct Vf {
     /// Its queue pairs that are the adapter's.
     pub(crate) pairs: BTreeMap<QpHandle, Pair>,
     pub(crate) srqs: BTreeSet<SrqHandle>,
+    /// Queues of receives of these whose requests are in its memory.
+    pub(crate) pulled: PulledQueues,
     pub(crate) windows: BTreeSet<MwHandle>,
     pub(crate) avs: BTreeSet<AvHandle>,
     pub(crate) attachments: BTreeSet<(QpHandle, Gid, Lid)>,
@@ -82,6 +85,7 @@ impl Vf {
             side: Side::new(FIRST_END),
             pairs: BTreeMap::new(),
             srqs: BTreeSet::new(),
+            pulled: PulledQueues::default(),
             windows: BTreeSet::new(),
             avs: BTreeSet::new(),
             attachments: BTreeSet::new(),

@@ -185,6 +185,7 @@ impl Shared {
         loop {
             let now = self.now();
             let mut goes_on = self.hca.poll(now);
+            self.functions.handle_timeout(&mut self.hca, now);
             let mut adapter = self.functions.on(&mut self.hca);
             goes_on |= self.pf.poll(now, &mut adapter, &mut || false)?;
             if let Some(result) = done(self)? {
@@ -194,7 +195,8 @@ impl Shared {
                 return Err(format!("nothing came: {:?}", self.hca.counters()).into());
             }
             if !goes_on {
-                let due = [self.hca.poll_timeout(), self.pf.poll_timeout()];
+                let functions = self.functions.poll_timeout();
+                let due = [self.hca.poll_timeout(), self.pf.poll_timeout(), functions];
                 let due = due.into_iter().flatten().min();
                 let wait = due.map(|due| due.saturating_duration_since(now));
                 wait_for_files(&mut self.hca, wait.unwrap_or(PATIENCE).min(PATIENCE))?;

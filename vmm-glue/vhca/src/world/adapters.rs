@@ -37,6 +37,12 @@ impl Outside {
         Self { hca, functions }
     }
 
+    /// Returns when to poll the adapter and its functions at the latest.
+    fn poll_timeout(&self) -> Option<Instant> {
+        let timeouts = [self.hca.poll_timeout(), self.functions.poll_timeout()];
+        timeouts.into_iter().flatten().min()
+    }
+
     pub(super) fn hca(&self) -> &dyn OutsideHca {
         self.hca.as_ref()
     }
@@ -105,8 +111,9 @@ impl Adapters {
     /// Polls the adapters outside. Returns the nodes of the adapters for which something was due.
     pub(super) fn poll_outside(&mut self, now: Instant) -> Vec<NodeId> {
         let due = self.outside.iter_mut().filter_map(|(node, outside)| {
-            let is_due = outside.hca.poll_timeout().is_some_and(|due| due <= now);
+            let is_due = outside.poll_timeout().is_some_and(|due| due <= now);
             while outside.hca.poll(now) {}
+            outside.functions.handle_timeout(outside.hca.as_mut(), now);
             is_due.then_some(*node)
         });
         due.collect()
@@ -122,9 +129,7 @@ impl Adapters {
     /// Returns when to poll the adapters outside at the latest.
     pub(super) fn outside_timeout(&self) -> Option<Instant> {
         let outside = self.outside.values();
-        outside
-            .filter_map(|outside| outside.hca.poll_timeout())
-            .min()
+        outside.filter_map(Outside::poll_timeout).min()
     }
 
     /// Returns a host's adapter.
