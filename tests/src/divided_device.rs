@@ -1,27 +1,71 @@
 //! An emulated adapter of which one function is used: its virtual functions are `hca_functions`'.
 
+use core::fmt;
+use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
 
 use std::time::Duration;
 
 use emulated_hca::hca::{self, Device};
 use emulated_hca::{ChannelAdapter, EndNode, Frame, HcaConfig, Lanes, Node, RunHead};
-use hca_api::{Adapter, FunctionId};
+use hca_api::{Adapter, FunctionId, Hca};
 use hca_functions::{Function, Functions};
 use ib_vtime::{Instant, Secret};
 use ib_wire::PortNum;
 
+use crate::plain::Plain;
+
+/// The part of the emulated adapter's function that the virtual ones are made from.
+pub trait Lower: fmt::Debug + 'static {
+    /// The function.
+    type Hca<'a>: Hca;
+
+    /// Returns this part of a function.
+    fn of(function: hca::Function<'_>) -> Self::Hca<'_>;
+}
+
+/// The function with everything that it can do.
+#[derive(Debug)]
+pub struct Whole;
+
+impl Lower for Whole {
+    type Hca<'a> = hca::Function<'a>;
+
+    fn of(function: hca::Function<'_>) -> Self::Hca<'_> {
+        function
+    }
+}
+
+/// The least that adapters of other makers do; see [`Plain`].
+#[derive(Debug)]
+pub struct Least;
+
+impl Lower for Least {
+    type Hca<'a> = Plain<hca::Function<'a>>;
+
+    fn of(function: hca::Function<'_>) -> Self::Hca<'_> {
+        Plain(function)
+    }
+}
+
 /// One of its functions.
 pub type DividedFunction<'a> = Function<'a, hca::Function<'a>>;
 
+/// One of the functions of a [`PlainDevice`].
+pub type PlainFunction<'a> = Function<'a, Plain<hca::Function<'a>>>;
+
+/// An emulated adapter with virtual functions in software over the least of its physical one.
+pub type PlainDevice = DividedDevice<Least>;
+
 /// An emulated adapter with virtual functions in software over its physical one.
 #[derive(Debug)]
-pub struct DividedDevice {
+pub struct DividedDevice<L = Whole> {
     device: Device,
     functions: Functions,
+    lower: PhantomData<fn() -> L>,
 }
 
-impl DividedDevice {
+impl<L: Lower> DividedDevice<L> {
     /// Returns an adapter as [`Device::new`] makes it, with as many virtual functions.
     #[must_use]
     pub fn new(config: &HcaConfig, secret: impl Into<Secret>) -> Self {
@@ -30,18 +74,19 @@ impl DividedDevice {
         Self {
             device: Device::with_memory(config, secret, functions.memory()),
             functions,
+            lower: PhantomData,
         }
     }
 
     /// Lends a function. `None` if there is none of this number.
-    pub fn function(&mut self, id: FunctionId) -> Option<DividedFunction<'_>> {
-        let physical = self.device.function(FunctionId::PF)?;
+    pub fn function(&mut self, id: FunctionId) -> Option<Function<'_, L::Hca<'_>>> {
+        let physical = L::of(self.device.function(FunctionId::PF)?);
         self.functions.function(physical, id)
     }
 }
 
 /// The adapter below.
-impl Deref for DividedDevice {
+impl<L> Deref for DividedDevice<L> {
     type Target = Device;
 
     fn deref(&self) -> &Device {
@@ -49,27 +94,27 @@ impl Deref for DividedDevice {
     }
 }
 
-impl DerefMut for DividedDevice {
+impl<L> DerefMut for DividedDevice<L> {
     fn deref_mut(&mut self) -> &mut Device {
         &mut self.device
     }
 }
 
-impl Adapter for DividedDevice {
-    type Function<'a> = DividedFunction<'a>;
+impl<L: Lower> Adapter for DividedDevice<L> {
+    type Function<'a> = Function<'a, L::Hca<'a>>;
 
     fn function(&mut self, id: FunctionId) -> Option<Self::Function<'_>> {
         self.function(id)
     }
 
     fn poll_ready(&mut self) -> Option<FunctionId> {
-        let mut physical = self.device.function(FunctionId::PF)?;
+        let mut physical = L::of(self.device.function(FunctionId::PF)?);
         self.functions.poll_ready(&mut physical)
     }
 }
 
 /// The node is the adapter below.
-impl EndNode for DividedDevice {
+impl<L: Lower> EndNode for DividedDevice<L> {
     fn node(&self) -> &Node {
         self.device.node()
     }
@@ -105,11 +150,15 @@ impl EndNode for DividedDevice {
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        self.device.poll_timeout()
+        let timeouts = [self.device.poll_timeout(), self.functions.poll_timeout()];
+        timeouts.into_iter().flatten().min()
     }
 
     fn handle_timeout(&mut self, now: Instant) {
         self.device.handle_timeout(now);
+        if let Some(physical) = self.device.function(FunctionId::PF) {
+            self.functions.handle_timeout(&mut L::of(physical), now);
+        }
     }
 
     fn take_delivered(&mut self) -> u32 {
@@ -117,7 +166,7 @@ impl EndNode for DividedDevice {
     }
 }
 
-impl ChannelAdapter for DividedDevice {
+impl<L: Lower> ChannelAdapter for DividedDevice<L> {
     fn from_config(config: &HcaConfig, secret: Secret) -> Self {
         Self::new(config, secret)
     }

@@ -12,6 +12,7 @@ pub mod golden;
 pub mod live;
 pub mod mads;
 pub mod mlx4_driver;
+pub mod plain;
 pub mod siege;
 pub mod traces;
 pub mod vf_subnet;

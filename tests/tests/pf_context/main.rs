@@ -1,5 +1,6 @@
 //! A PF context and its VFs on an adapter: once on the functions of an
-//! emulated adapter, and once on virtual functions in software over its physical one.
+//! emulated adapter, and twice on virtual functions in software: over its physical one, and over the least of it.
 
 mod divided;
 mod emulated;
+mod plain;

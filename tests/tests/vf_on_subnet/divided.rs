@@ -4,4 +4,4 @@ use vhca_tests::divided_device::DividedDevice as Device;
 
 #[expect(clippy::duplicate_mod, reason = "the same scenes on another adapter")]
 #[path = "suite/mod.rs"]
-mod suite;
+pub(super) mod suite;

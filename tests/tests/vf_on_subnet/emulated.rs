@@ -9,7 +9,7 @@ use vhca_tests::virtual_service::NoVmms;
 
 #[expect(clippy::duplicate_mod, reason = "the same scenes on another adapter")]
 #[path = "suite/mod.rs"]
-mod suite;
+pub(super) mod suite;
 
 /// The metrics of the fabric.
 fn metrics(subnet: &mut VfSubnet, by: By) -> String {

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use emulated_hca::{Fault, FaultPlan, PacketFilter, When};
+use emulated_hca::{Fault, FaultPlan, PacketFilter, TapPoint, When};
 use hca_api::{
     AccessFlags, CompletionFlags, CompletionOp, CompletionStatus, HcaError, Payload, QpState,
     SendFlags, SendOp,
 };
 use ib_endpoint::cm::{CmEventKind, ConnId};
+use ib_vtime::Instant;
 use ib_wire::cm::CmRep;
 use ib_wire::{PKey, Psn, ServiceId};
 use vf_proxy::native::{
@@ -317,6 +318,39 @@ pub(crate) fn deliver_across_losses() -> VfSubnet {
     );
     assert_eq!(read(&mut subnet, &b, 0, REGION), message);
     subnet
+}
+
+/// Returns the packets of a subnet in which two VFs connect, write, read and send, with their times.
+pub(crate) fn packets() -> Vec<(Instant, Vec<u8>)> {
+    let mut subnet = start(6, 2, 1);
+    subnet.fabric_mut().add_tap(TapPoint::Everything);
+    let [a, b] = pair(&mut subnet, A1, B1, &ConnectedQpSpec::rc(DEFAULT));
+    write(&mut subnet, &a, 0, &pattern(20_000));
+    let remote = b.region.remote(8);
+    for (op, len) in [
+        (SendOp::RdmaWrite(remote), 20_000),
+        (SendOp::RdmaRead(remote), 300),
+    ] {
+        post(&mut subnet, &a, op, len).expect("posted");
+        assert!(matches!(completions(&mut subnet, &a)[..], [(_, OK)]));
+    }
+    for round in 0..40 {
+        let scatter = [b.region.sge(64, 16)];
+        on(&mut subnet, &b, |qp, hca| {
+            qp.post_recv(hca, round, &scatter)
+        })
+        .expect("posted");
+        post(&mut subnet, &a, SendOp::Send, 16).expect("posted");
+        assert_eq!(completions(&mut subnet, &a), [(CompletionOp::Send, OK)]);
+        let got = on(&mut subnet, &b, |qp, hca| qp.poll_cq(hca)).expect("a completion");
+        assert_eq!((got.wr_id, got.status), (round, OK));
+    }
+    subnet.run_for(Duration::from_millis(50));
+    let tapped = core::iter::from_fn(|| subnet.fabric_mut().poll_tap());
+    let packets = tapped.map(|tapped| (tapped.at, tapped.frame.bytes().to_vec()));
+    let packets: Vec<_> = packets.collect();
+    assert_eq!(subnet.fabric_mut().taps_missed(), 0);
+    packets
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! VFs that programs hold, on a subnet with a manager.
 
-pub(super) mod connected;
+pub(crate) mod connected;
 mod groups;
 mod native;
 mod random;
