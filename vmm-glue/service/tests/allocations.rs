@@ -7,12 +7,26 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use emulated_hca::hca::Device;
+use emulated_hca::{EndNode, HcaConfig};
+use hca_api::{
+    AccessFlags, Adapter, AddressSpace, AddressVector, Completion, CompletionOp, CompletionStatus,
+    CqHandle, FunctionId, FunctionManager, FunctionSpec, Hca, HcaError, HostMemory, MrKind, MrSpec,
+    Payload, PortState, PulledReceives, QpCaps, QpHandle, QpKind, QpModify, QpNumbers, QpSpec,
+    QpState, ReceiveMode, RecvRequest, ResourceCounts, SendFlags, SendOp, SendRequest, Sge,
+    UdAddress, UdDestination, VirtualPort,
+};
+use hca_functions::Functions;
 use ib_vtime::Instant;
 use ib_wire::cm::{self, CmReq, CmRtu};
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::sa::{ComponentMask, JoinState, McMemberRecord, SaMad};
-use ib_wire::{CommId, Gid, Guid, Lid, PKey, PKeyIndex, QKey, Qpn, Sl, SubnetPrefix, Tid};
+use ib_wire::{
+    CommId, Gid, Guid, Lid, PKey, PKeyIndex, PortNum, Psn, QKey, Qpn, Sl, SubnetPrefix, Tid,
+};
 use mcast_agg::{McastAgg, Output, Requester};
 use pf_context::inspect::Inspect;
 use pf_context::{Cause, EgressLimit, Limits, Passed, PortConfig, PortMux, VfConfig, WireSource};
@@ -355,4 +369,223 @@ fn an_allocation_is_counted() {
     assert_eq!(BYTES.get() - before, 100);
     drop(held);
     assert_eq!(BYTES.get(), before);
+}
+
+const PORT: PortNum = PortNum(1);
+const KEY: QKey = QKey::new(0x1234);
+
+/// Receives of one place, of which a consumer counts the ones that it adds.
+#[derive(Debug)]
+struct Counted {
+    added: Arc<AtomicU64>,
+    taken: u64,
+    place: Sge,
+}
+
+impl PulledReceives for Counted {
+    fn pull(&mut self, memory: &dyn AddressSpace, scatter: &mut Vec<Sge>) -> Option<u64> {
+        if self.pending(memory) == 0 {
+            return None;
+        }
+        scatter.push(self.place);
+        self.taken += 1;
+        Some(self.taken)
+    }
+
+    fn pending(&self, _: &dyn AddressSpace) -> usize {
+        let added = self.added.load(Ordering::Relaxed);
+        usize::try_from(added - self.taken).expect("a few")
+    }
+}
+
+/// A datagram queue pair.
+struct End {
+    qp: QpHandle,
+    numbers: QpNumbers,
+    cq: CqHandle,
+    place: Sge,
+    /// Receives that were added, if they are pulled.
+    added: Option<Arc<AtomicU64>>,
+}
+
+fn open_end(hca: &mut dyn Hca, is_pulled: bool) -> Result<End, HcaError> {
+    let addr = hca.allocate_dma(1024)?.addr;
+    let pd = hca.alloc_pd()?;
+    let keys = hca.register_mr(&MrSpec {
+        pd,
+        kind: MrKind::Virtual { addr, len: 1024 },
+        access: AccessFlags::LOCAL_WRITE,
+        key: None,
+    })?;
+    let cq = hca.create_cq(64)?;
+    let place = Sge {
+        addr,
+        len: 512,
+        lkey: keys.lkey,
+    };
+    // Some are there when the queue pair gets ready; of later ones an adapter hears when it looks.
+    let added = is_pulled.then(|| Arc::new(AtomicU64::new(4)));
+    let receives = added.clone().map_or(ReceiveMode::Posted, |added| {
+        ReceiveMode::Pulled(Box::new(Counted {
+            added,
+            taken: 0,
+            place,
+        }))
+    });
+    let (qp, numbers) = hca.create_qp(QpSpec {
+        kind: QpKind::Ud,
+        pd,
+        send_cq: cq,
+        recv_cq: cq,
+        srq: None,
+        caps: QpCaps {
+            max_send_wr: 8,
+            max_recv_wr: 8,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 0,
+        },
+        signal_all: true,
+        receives,
+        qpn: None,
+        block_multicast_loopback: false,
+    })?;
+    let init = QpModify {
+        state: Some(QpState::Init),
+        port: Some(PORT),
+        pkey_index: Some(PKeyIndex(0)),
+        qkey: Some(KEY),
+        ..QpModify::default()
+    };
+    let to = |state, sq_psn| QpModify {
+        state: Some(state),
+        sq_psn,
+        ..QpModify::default()
+    };
+    hca.modify_qp(qp, &init)?;
+    hca.modify_qp(qp, &to(QpState::ReadyToReceive, None))?;
+    hca.modify_qp(qp, &to(QpState::ReadyToSend, Some(Psn::default())))?;
+    Ok(End {
+        qp,
+        numbers,
+        cq,
+        place,
+        added,
+    })
+}
+
+fn poll_one(hca: &mut dyn Hca, end: &End, op: CompletionOp) {
+    let mut done = [Completion::BLANK; 4];
+    assert_eq!(hca.poll_cq(end.cq, &mut done), Ok(1));
+    assert_eq!(
+        (done[0].op, done[0].status),
+        (op, CompletionStatus::Success)
+    );
+}
+
+/// Returns the allocations of a thousand datagrams from one virtual function of an adapter to another.
+fn allocations_of_datagrams(adapter: &mut impl Adapter, is_pulled: bool) -> u64 {
+    const FROM: FunctionId = FunctionId(1);
+    const TO: FunctionId = FunctionId(2);
+    for id in [FROM, TO] {
+        let mut pf = adapter.function(FunctionId::PF).expect("the PF");
+        let quota = ResourceCounts {
+            pds: 4,
+            avs: 4,
+            cqs: 4,
+            srqs: 4,
+            qps: 4,
+            mrs: 4,
+            mws: 4,
+            attachments: 4,
+        };
+        let spec = FunctionSpec {
+            id,
+            node_guid: Guid::new(0x2000 + u64::from(id.0)),
+            memory: Box::new(HostMemory::new()),
+            quota,
+        };
+        pf.create_function(spec).expect("a VF");
+        let view = VirtualPort {
+            state: PortState::Active,
+            pkeys: vec![Some(PKeyIndex(0))],
+            smi_enabled: false,
+        };
+        pf.set_virtual_port(id, PORT, view).expect("a view");
+    }
+    let [from, to] = [FROM, TO].map(|id| {
+        let mut hca = adapter.function(id).expect("a VF");
+        open_end(&mut hca, is_pulled).expect("a queue pair")
+    });
+    let vector = AddressVector {
+        port: PORT,
+        dlid: PEER,
+        sl: Sl::default(),
+        path_bits: 0,
+        static_rate: None,
+        grh: None,
+    };
+    let gather = [Sge {
+        len: 256,
+        ..from.place
+    }];
+    let mut pass = || {
+        let mut hca = adapter.function(TO).expect("a VF");
+        match &to.added {
+            Some(added) => {
+                added.fetch_add(1, Ordering::Relaxed);
+                // Before the next message its queue is read: polled empty, as consumers do.
+                let polled = hca.poll_cq(to.cq, &mut [Completion::BLANK]);
+                assert_eq!(polled, Ok(0));
+            }
+            None => {
+                let scatter = &[to.place];
+                let request = RecvRequest { wr_id: 1, scatter };
+                hca.post_recv(to.qp, &request).expect("posted");
+            }
+        }
+        drop(hca);
+        let mut hca = adapter.function(FROM).expect("a VF");
+        let request = SendRequest {
+            wr_id: 2,
+            op: SendOp::Send,
+            payload: Payload::Gather(&gather),
+            flags: SendFlags::empty(),
+            destination: Some(UdDestination {
+                address: UdAddress::Vector(vector),
+                qpn: to.numbers.real,
+                qkey: KEY,
+                pkey_index: None,
+            }),
+        };
+        hca.post_send(from.qp, &request).expect("posted");
+        poll_one(&mut hca, &from, CompletionOp::Send);
+        drop(hca);
+        let mut hca = adapter.function(TO).expect("a VF");
+        poll_one(&mut hca, &to, CompletionOp::Recv);
+    };
+    (0..100).for_each(|_| pass());
+    allocations(|| (0..1000).for_each(|_| pass()))
+}
+
+/// Functions in software cost a request what the adapter's own cost, and no memory besides.
+#[test]
+fn a_datagram_between_virtual_functions_in_software_allocates_nothing() {
+    let config = HcaConfig::new(Guid::new(0x1000), "host");
+    let prepare = |device: &mut Device| {
+        let port = device.node_mut().port_mut(PORT).expect("the port");
+        port.state = PortState::Active;
+        port.lid = PEER;
+    };
+    for is_pulled in [false, true] {
+        let mut device = Device::new(&config, 1);
+        prepare(&mut device);
+        assert_eq!(allocations_of_datagrams(&mut device, is_pulled), 0);
+        let mut functions = Functions::new(8, 7);
+        let mut device = Device::with_memory(&config, 1, functions.memory());
+        prepare(&mut device);
+        let mut hca = device.function(FunctionId::PF).expect("the PF");
+        let mut adapter = functions.on(&mut hca);
+        assert_eq!(allocations_of_datagrams(&mut adapter, is_pulled), 0);
+    }
 }
