@@ -224,7 +224,7 @@ const MAY_TEST_WITH: &[(&str, &[&str])] = &[
     ("hca-functions", &["emulated-hca", "ib-endpoint"]),
     ("vf-pci", &["emulated-hca", "ib-wire"]),
     ("vf-proxy", &["emulated-hca"]),
-    ("vf-uverbs", &["emulated-hca"]),
+    ("vf-uverbs", &["emulated-hca", "hca-functions"]),
     ("verbs-link", &["emulated-hca"]),
     ("vhca-device", &["emulated-hca", "ib-wire"]),
     ("vhca", &["mlx4-defs", "mlx4-driver"]),

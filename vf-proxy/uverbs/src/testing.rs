@@ -5,9 +5,13 @@ use std::sync::{Arc, Mutex};
 
 use emulated_hca::hca::Device;
 use emulated_hca::{EndNode, HcaConfig};
-use hca_api::{Consumer, FunctionId, Hca, PortState};
+use hca_api::{
+    Consumer, FunctionId, FunctionManager, FunctionSpec, Hca, HostMemory, PortState,
+    ResourceCounts, VirtualPort,
+};
+use hca_functions::Functions;
 use ib_vtime::Instant;
-use ib_wire::{Guid, Lid, Mtu, PortNum};
+use ib_wire::{Guid, Lid, Mtu, PKeyIndex, PortNum};
 use verbs_link::abi::{CommandHeader, command};
 use verbs_link::{Budget, Errno, Reply};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -92,9 +96,21 @@ impl RingMemory for HeapRings {
     }
 }
 
+/// Function of a device on functions in software.
+const VF: FunctionId = FunctionId(1);
+
+fn activate(adapter: &mut Device) {
+    let port = adapter.node_mut().port_mut(PortNum(1)).unwrap();
+    port.state = PortState::Active;
+    port.lid = Lid::new(LID);
+    port.neighbor_mtu = Mtu::MTU_2048;
+}
+
 /// A process with its device on an adapter whose port is active.
 pub(crate) struct Process {
     pub(crate) adapter: Device,
+    /// Functions in software, if the device is on one of these.
+    functions: Option<Functions>,
     pub(crate) device: ProcessDevice,
     pub(crate) rings: Arc<HeapRings>,
     pub(crate) context: ContextId,
@@ -111,16 +127,14 @@ impl Process {
     pub(crate) fn with_budget(budget: Budget, bytes: usize) -> Self {
         let guid = Guid::new(0x0002_c903_0000_1000);
         let mut adapter = Device::new(&HcaConfig::new(guid, "test"), 7);
-        let port = adapter.node_mut().port_mut(PortNum(1)).unwrap();
-        port.state = PortState::Active;
-        port.lid = Lid::new(LID);
-        port.neighbor_mtu = Mtu::MTU_2048;
+        activate(&mut adapter);
         let rings = HeapRings::new(bytes);
         let mut device = ProcessDevice::new();
         assert!(device.claim(rings.clone(), budget.clone()));
         let context = device.open().unwrap();
         let mut process = Self {
             adapter,
+            functions: None,
             device,
             rings,
             context,
@@ -136,7 +150,46 @@ impl Process {
         call: impl FnOnce(&mut ProcessDevice, &mut dyn Hca) -> T,
     ) -> T {
         let mut hca = self.adapter.function(FunctionId::PF).unwrap();
-        call(&mut self.device, &mut hca)
+        match &mut self.functions {
+            None => call(&mut self.device, &mut hca),
+            Some(functions) => call(&mut self.device, &mut functions.function(hca, VF).unwrap()),
+        }
+    }
+
+    /// Puts a device that nothing uses yet on a virtual function in software over the adapter.
+    pub(crate) fn in_software(mut self) -> Self {
+        let mut functions = Functions::new(1, 9);
+        let guid = Guid::new(0x0002_c903_0000_2000);
+        let mut adapter = Device::with_memory(&HcaConfig::new(guid, "test"), 7, functions.memory());
+        activate(&mut adapter);
+        let physical = adapter.function(FunctionId::PF).unwrap();
+        let mut pf = functions.function(physical, FunctionId::PF).unwrap();
+        let many = 100;
+        pf.create_function(FunctionSpec {
+            id: VF,
+            node_guid: guid,
+            memory: Box::new(HostMemory::new()),
+            quota: ResourceCounts {
+                pds: many,
+                avs: many,
+                cqs: many,
+                srqs: many,
+                qps: many,
+                mrs: many,
+                mws: many,
+                attachments: many,
+            },
+        })
+        .unwrap();
+        let view = VirtualPort {
+            state: PortState::Active,
+            pkeys: vec![Some(PKeyIndex(0))],
+            smi_enabled: false,
+        };
+        pf.set_virtual_port(VF, PortNum(1), view).unwrap();
+        self.adapter = adapter;
+        self.functions = Some(functions);
+        self
     }
 
     /// Writes a command with room for `room` bytes of an answer.

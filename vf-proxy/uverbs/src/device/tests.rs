@@ -49,7 +49,11 @@ fn datagrams() -> Datagrams {
 
 /// The same with room for so many sends.
 fn datagrams_of(sends: u32) -> Datagrams {
-    let mut queues = queues_of(4, sends);
+    datagrams_on(Process::new(), sends)
+}
+
+fn datagrams_on(process: Process, sends: u32) -> Datagrams {
+    let mut queues = queues_on(process, 4, sends);
     for (state, mask) in [
         (1, attr_mask::PKEY_INDEX | attr_mask::PORT | attr_mask::QKEY),
         (2, 0),
@@ -62,7 +66,10 @@ fn datagrams_of(sends: u32) -> Datagrams {
 
 /// Queues of a queue pair of a type (`enum ibv_qp_type`), in RESET.
 fn queues_of(qp_type: u8, sends: u32) -> Datagrams {
-    let mut process = Process::new();
+    queues_on(Process::new(), qp_type, sends)
+}
+
+fn queues_on(mut process: Process, qp_type: u8, sends: u32) -> Datagrams {
     let (pd, ()): (HandleAnswer, ()) = process.ask(command::ALLOC_PD, &0_u64);
     let (channel, ()): (CreateCompChannelAnswer, ()) =
         process.ask(command::CREATE_COMP_CHANNEL, &0_u64);
@@ -198,7 +205,12 @@ impl Datagrams {
 
 #[test]
 fn a_datagram_goes_from_ring_to_ring_and_its_completions_wake_the_program() {
-    let mut queues = datagrams();
+    for process in [Process::new(), Process::new().in_software()] {
+        pass_a_datagram(datagrams_on(process, 4));
+    }
+}
+
+fn pass_a_datagram(mut queues: Datagrams) {
     let memory = queues.process.with(|_, hca| hca.allocate_dma(64).unwrap());
     let register = RegMr {
         start: memory.addr.into(),
