@@ -314,6 +314,22 @@ fn c006_a_guest_with_many_receives_takes_no_others_time() {
     }
 }
 
+#[test]
+fn an_adapter_that_takes_no_receive_at_all_fails_the_queue_pair() {
+    let mut rig = Rig::new();
+    let mut to = Pulled::open(&mut rig, VF2, 8, None);
+    to.start(&mut rig);
+    to.add(2);
+    let reset = to_state(QpState::Reset, None);
+    let mut below = rig.device.function(PF).unwrap();
+    below.modify_qp(to.qp, &reset).unwrap();
+    rig.tick(rig.functions.poll_timeout().unwrap());
+    let failed = HcaEvent::Async(AsyncEvent::QpFatal(to.qp));
+    assert_eq!(to.event(&mut rig), Some(failed));
+    assert_eq!(rig.functions.poll_timeout(), None, "it is not read again");
+    assert_eq!(to.ring.len(), 1);
+}
+
 /// IBA 10.2.9.2: fewer receives than the limit are left when the ring and the adapter's queue have fewer together.
 #[test]
 fn a_shared_queue_reaches_its_limit_once_its_ring_is_empty() {
