@@ -61,8 +61,8 @@ pub(crate) struct Gateway {
     /// Places that they keep.
     kept: u32,
     leaving: VecDeque<Crossing>,
-    /// Packets that wait for the link.
-    leaving_packets: usize,
+    /// By lane, packets that wait for the link: an end of a trunk asks with each packet that it enters.
+    waiting: [usize; LANES],
     frames: FrameWriter,
     pub(crate) line: Line,
 }
@@ -80,7 +80,7 @@ impl Gateway {
             arrived: VecDeque::new(),
             kept: 0,
             leaving: VecDeque::new(),
-            leaving_packets: 0,
+            waiting: [0; LANES],
             frames: FrameWriter::default(),
             line: Line::default(),
         }
@@ -117,13 +117,25 @@ impl Gateway {
     /// Forgets the packets that wait for the link.
     pub(crate) fn forget_leaving(&mut self) {
         self.leaving.clear();
-        self.leaving_packets = 0;
+        self.waiting = [0; LANES];
     }
 
     /// Returns the packets of a lane that wait for the link.
     pub(crate) fn leaving(&self, lane: Vl) -> usize {
-        let on_lane = self.leaving.iter().filter(|next| next.lane() == lane);
-        on_lane.map(|next| next.packets() as usize).sum()
+        let waiting = self.waiting.get(usize::from(lane.get()));
+        waiting.copied().unwrap_or_default()
+    }
+
+    /// Counts packets that begin or end to wait for the link.
+    fn note_waiting(&mut self, crossing: &Crossing, begin: bool) {
+        let packets = crossing.packets() as usize;
+        if let Some(waiting) = self.waiting.get_mut(usize::from(crossing.lane().get())) {
+            *waiting = if begin {
+                *waiting + packets
+            } else {
+                *waiting - packets
+            };
+        }
     }
 
     pub(crate) fn arrive(&mut self, place: Place, crossing: Crossing) {
@@ -134,8 +146,8 @@ impl Gateway {
     /// Queues a packet or a run for the link.
     pub(crate) fn leave(&mut self, now: Instant, crossing: Crossing) {
         let packets = crossing.packets();
-        if self.leaving_packets < GATEWAY_DEPTH {
-            self.leaving_packets += packets as usize;
+        if self.waiting.iter().sum::<usize>() < GATEWAY_DEPTH {
+            self.note_waiting(&crossing, true);
             self.leaving.push_back(crossing);
         } else {
             self.node.set_now(now);
@@ -150,14 +162,15 @@ impl Gateway {
         let mut leaving = self.leaving.iter();
         let next = leaving.position(|next| lanes.contains(next.lane()))?;
         let next = self.leaving.remove(next)?;
-        self.leaving_packets -= next.packets() as usize;
+        self.note_waiting(&next, false);
         Some(next)
     }
 
     /// Puts back a run that waits.
     pub(crate) fn put_back(&mut self, run: PacketRun) {
-        self.leaving_packets += run.transfer().packets() as usize;
-        self.leaving.push_front(Crossing::Run(run));
+        let crossing = Crossing::Run(run);
+        self.note_waiting(&crossing, true);
+        self.leaving.push_front(crossing);
     }
 
     /// Cuts the first packet of a run, and puts the rest back.

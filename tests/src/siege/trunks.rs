@@ -17,6 +17,7 @@ use ib_wire::smp::{PortInfo, SmpAttribute};
 use ib_wire::{Guid, Lid, PKey, Psn, QKey, Qpn, Sl, Vl};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vhca_trunk::{Carrier, RingParts, Security, Signals};
 
 use super::attacks::note;
@@ -27,6 +28,12 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Time for the service's hello.
 const PATIENCE: WallDuration = WallDuration::from_secs(2);
+
+/// Time without news after which an attacker looks again.
+const PAUSE: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 1_000_000,
+};
 
 /// Turns of a connection at most, before the next one begins.
 const TURNS: usize = 2000;
@@ -87,17 +94,24 @@ impl End {
     }
 
     /// Exchanges hellos. Returns `false` if the service refuses.
-    fn open(&mut self) -> bool {
+    fn open(&mut self) -> Result<bool, Trouble> {
         let begun = WallInstant::now();
         while self.turn() && begun.elapsed() < PATIENCE {
             while let Some(event) = self.session.poll_event() {
                 if let SessionEvent::Opened(_) = event {
-                    return true;
+                    return Ok(true);
                 }
             }
-            std::thread::yield_now();
+            self.wait(PollFlags::IN)?;
         }
-        false
+        Ok(false)
+    }
+
+    /// Waits for the service, which takes no processor time from it.
+    fn wait(&self, events: PollFlags) -> Result<(), Trouble> {
+        let mut ends = [PollFd::new(&self.carrier, events)];
+        poll(&mut ends, Some(&PAUSE))?;
+        Ok(())
     }
 }
 
@@ -108,7 +122,7 @@ pub(super) fn records(folder: &Path) -> Result<(), Trouble> {
     loop {
         let (mut end, mut stream) = End::by_stream(&socket)?;
         let mut turns = 0;
-        let is_open = end.open();
+        let is_open = end.open()?;
         while is_open && turns < TURNS && end.turn() {
             turns += 1;
             while end.session.has_place(Vl::default()) {
@@ -117,6 +131,7 @@ pub(super) fn records(folder: &Path) -> Result<(), Trouble> {
             for _ in 0..64 {
                 end.session.send(order(&mut random)?);
             }
+            end.wait(PollFlags::IN | PollFlags::OUT)?;
         }
         let mut garbage = [0; 4096];
         random.fill_bytes(&mut garbage);
@@ -131,10 +146,11 @@ pub(super) fn flaps(folder: &Path) -> Result<(), Trouble> {
     loop {
         let (mut end, _stream) = End::by_stream(&socket)?;
         let mut turns = 0;
-        let is_open = end.open();
+        let is_open = end.open()?;
         while is_open && turns < TURNS && end.turn() {
             turns += 1;
             end.session.report_port(turns % 2 == 0);
+            end.wait(PollFlags::IN | PollFlags::OUT)?;
         }
     }
 }
@@ -153,7 +169,7 @@ pub(super) fn rings(folder: &Path) -> Result<(), Trouble> {
         let (memory, places) = (File::from(parts.memory()?), RingParts::places(&parts));
         let mut end = End::new(Carrier::over_rings(parts, &signals))?;
         let mut turns = 0;
-        let is_open = end.open();
+        let is_open = end.open()?;
         while is_open && turns < TURNS && end.turn() {
             turns += 1;
             let word = random.next_u32().to_ne_bytes();

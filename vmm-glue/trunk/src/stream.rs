@@ -16,8 +16,10 @@ use crate::tls::{Tls, TlsEnd};
 /// Bytes that are read at a time.
 const READ: usize = 64 << 10;
 
-/// Bytes that are read in one call of [`Stream::receive`], so that others have their turns.
+/// Bytes that are read in one call of [`Stream::receive`], and packets after which no others are, so that others have their turns: packets
+/// of a few bytes cost as much as large ones.
 const MOST: usize = 1 << 20;
+const MOST_PACKETS: u64 = 512;
 
 /// Bytes that wait for the connection at most: a packet on VL15 waits behind them.
 const WAITING: usize = 64 << 10;
@@ -113,6 +115,7 @@ impl Stream {
     /// Reads as long as there are bytes, and gives them to the session. Returns `false` if the connection has ended.
     pub(crate) fn receive(&mut self, now: Instant, session: &mut Session) -> bool {
         let mut read = 0;
+        let most = packets(session) + MOST_PACKETS;
         loop {
             #[cfg(feature = "tls")]
             if let Layer::Tls(tls) = &mut self.layer {
@@ -121,7 +124,7 @@ impl Stream {
                     return false;
                 }
             }
-            if read >= MOST || session.is_closed() {
+            if read >= MOST || packets(session) >= most || session.is_closed() {
                 return true;
             }
             let buffer = match &mut self.layer {
@@ -213,6 +216,12 @@ impl Plain {
             }
         }
     }
+}
+
+/// Returns the number of packets that a session has received.
+fn packets(session: &Session) -> u64 {
+    let statistics = session.statistics();
+    statistics.received_packets + statistics.discarded
 }
 
 fn set_options(socket: &OwnedFd, timeout: Duration) -> io::Result<()> {
