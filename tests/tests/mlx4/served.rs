@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use serde_json::Value;
 use vhca_remote::LinkError;
 use vhca_tests::live::{Lab, PATIENCE, wait_for};
 use vhca_tests::mlx4_driver::served::{Assault, Circle, Remote, Site};
@@ -56,15 +57,8 @@ fn guests_on_two_hosts_do_not_notice_hostile_ones_at_the_same_service() {
     assert!(gone.is_some() && lab.service().ended().is_none());
 }
 
-#[test]
-fn guests_of_devices_in_this_process_talk_to_others_at_the_same_service() {
-    let dir = tempfile::tempdir().unwrap();
-    let folder = dir.path().to_str().unwrap();
-    let arguments = ["--topology", "two-switch", "--vfs", "2"];
-    let mut lab = Lab::serve(&[&arguments[..], &["--vfio-user", folder]].concat());
-    let vfs = [("H1-1", 1), ("H2-1", 1), ("H1-1", 2)].into_iter();
-    let sites: Vec<Remote> = sockets(&dir, vfs).into_iter().map(Remote).collect();
-    let circle = Circle::start(&sites);
+/// Waits until the guests of a circle have talked for a while. Returns the rows of a service amid that.
+fn talk(lab: &Lab, circle: Circle) -> Value {
     let talked = wait_for(PATIENCE, || {
         let enough = circle.messages() >= 200;
         (enough || circle.is_broken()).then_some(())
@@ -73,6 +67,19 @@ fn guests_of_devices_in_this_process_talk_to_others_at_the_same_service() {
     let talk = circle.end();
     assert!(talked.is_some(), "{talk:?}");
     assert!(talk.messages >= 200 && talk.answers > 0, "{talk:?}");
+    shown
+}
+
+#[test]
+fn guests_of_devices_in_this_process_talk_to_others_at_the_same_service() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().to_str().unwrap();
+    let arguments = ["--topology", "two-switch", "--vfs", "2"];
+    let arguments = [&arguments[..], &["--vfio-user", folder]].concat();
+    let mut lab = Lab::serve(&arguments);
+    let vfs = [("H1-1", 1), ("H2-1", 1), ("H1-1", 2)].into_iter();
+    let sites: Vec<Remote> = sockets(&dir, vfs).into_iter().map(Remote).collect();
+    let shown = talk(&lab, Circle::start(&sites));
     // Each message is a send and a receive; nearly all doorbells are rung by the eventfds that the service has for them.
     let vmms = shown["vmms"].as_array().unwrap();
     let rings: u64 = vmms.iter().filter_map(|vmm| vmm["rings"].as_u64()).sum();
@@ -102,4 +109,8 @@ fn guests_of_devices_in_this_process_talk_to_others_at_the_same_service() {
     .iter()
     .any(|text| gone.to_string().contains(text));
     assert!(is_gone, "{gone}");
+
+    // The next service takes the same sockets, at which the VMM attaches devices for its guests anew.
+    let back = Lab::serve(&arguments);
+    talk(&back, Circle::start(&sites));
 }
