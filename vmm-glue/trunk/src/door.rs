@@ -5,7 +5,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
@@ -206,16 +206,25 @@ fn connect(address: &str) -> io::Result<Connected> {
             Ok(Connected::Rings(parts))
         }
         TrunkAddress::Tcp { host, port } | TrunkAddress::Tls { host, port } => {
-            let mut last = io::Error::from(io::ErrorKind::NotFound);
-            for address in TrunkAddress::socket(&host, port).to_socket_addrs()? {
-                match TcpStream::connect_timeout(&address, PATIENCE) {
-                    Ok(stream) => return Ok(Connected::Socket(stream.into())),
-                    Err(error) => last = error,
-                }
-            }
-            Err(last)
+            let addresses = TrunkAddress::socket(&host, port).to_socket_addrs()?;
+            connect_first(addresses).map(|stream| Connected::Socket(stream.into()))
         }
     }
+}
+
+/// Connects to the first address that answers, of both families in the resolver's order.
+///
+/// # Errors
+/// The error of the last address, with the address.
+fn connect_first(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<TcpStream> {
+    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    for address in addresses {
+        match TcpStream::connect_timeout(&address, PATIENCE) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = io::Error::new(error.kind(), format!("{address}: {error}")),
+        }
+    }
+    Err(last)
 }
 
 /// Sets up a connection over queues, and watches it: each end hears when the other one is gone.
@@ -278,3 +287,6 @@ fn receive(
     }
     Ok((received.bytes, descriptors))
 }
+
+#[cfg(test)]
+mod tests;
