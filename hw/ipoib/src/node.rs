@@ -9,7 +9,7 @@ use ib_endpoint::{
     group_destination,
 };
 use ib_vtime::{Duration, Instant};
-use ib_wire::ipoib::{HardwareAddress, LINK_LOCAL, broadcast_mgid};
+use ib_wire::ipoib::{Encapsulation, HardwareAddress, LINK_LOCAL, broadcast_mgid};
 use ib_wire::sa::{JoinState, McMemberRecord};
 use ib_wire::{Gid, GidIndex, PKey, PKeyIndex, PortNum};
 use zerocopy::IntoBytes;
@@ -92,6 +92,17 @@ impl Node {
         self.arp.counters()
     }
 
+    /// Returns the hardware address of the queue pair in the broadcast group, and the bytes of the longest IP packet if the group's
+    /// record has an MTU. `None` while the node is not in the group.
+    #[must_use]
+    pub fn link(&self) -> Option<(HardwareAddress, Option<u32>)> {
+        let (link, membership) = (self.link.as_ref()?, self.membership?);
+        let hardware = link.hardware(membership.port_gid);
+        let mtu = link.group.mtu_value().bytes();
+        let packet = mtu.and_then(|mtu| mtu.checked_sub(size_of::<Encapsulation>()));
+        Some((hardware, packet.and_then(|bytes| bytes.try_into().ok())))
+    }
+
     /// Returns how often the HCA had no queue pair for the node.
     #[must_use]
     pub const fn failed_links(&self) -> u64 {
@@ -135,11 +146,7 @@ impl Node {
             let opened = Link::open(hca, port, group);
             self.failed_links += u64::from(opened.is_err());
             if let Ok(link) = opened {
-                let hardware = HardwareAddress {
-                    flags: 0,
-                    qpn: link.qp.numbers().external,
-                    gid,
-                };
+                let hardware = link.hardware(gid);
                 self.link = Some(link);
                 self.arp.start(now, hardware);
             }
@@ -278,6 +285,15 @@ impl Link {
                 qp.close(hca);
                 Err(error)
             }
+        }
+    }
+
+    /// Returns the hardware address of the queue pair at a port of this GID.
+    const fn hardware(&self, gid: Gid) -> HardwareAddress {
+        HardwareAddress {
+            flags: 0,
+            qpn: self.qp.numbers().external,
+            gid,
         }
     }
 

@@ -73,6 +73,9 @@ pub enum Verb {
         /// Channel.
         channel: u32,
     },
+    /// Asks for the IP interface of the process's VF, without taking one; the body names it as with [`Verb::Claim`]. The body of
+    /// the answer is an [`InterfaceLayout`](crate::InterfaceLayout), or empty if the VF has no interface.
+    Interface,
 }
 
 abi_layout! {
@@ -120,6 +123,7 @@ impl<'b> Request<'b> {
             Verb::PutBack { channel } => (10, channel, 0),
             Verb::Mapped => (11, 0, 0),
             Verb::Arm { context, cq } => (12, context, cq),
+            Verb::Interface => (13, 0, 0),
         };
         let header = RequestHeader {
             magic: MAGIC.into(),
@@ -159,6 +163,7 @@ impl<'b> Request<'b> {
                 context: first,
                 cq: second,
             },
+            13 => Verb::Interface,
             _ => return Err(Errno::EPROTO),
         };
         Ok(Self { verb, body })
@@ -302,6 +307,7 @@ mod tests {
             Verb::CmCommand { channel: 5 },
             Verb::PutBack { channel: 5 },
             Verb::Mapped,
+            Verb::Interface,
         ] {
             let request = Request {
                 verb,

@@ -5,6 +5,7 @@
 
 mod bare;
 mod chaos;
+mod interfaces;
 mod killed;
 mod mpi;
 mod pair;

@@ -17,7 +17,7 @@ use crate::descriptors::{FileKind, OpenFile};
 use crate::paths::{DeviceFile, Place};
 use crate::real::{fail, guarded, real};
 use crate::umad_file::UmadFile;
-use crate::{client, open_files, rdma_cm, tree, verbs};
+use crate::{client, interface_requests, open_files, rdma_cm, tree, verbs};
 
 /// How long to wait before asking again for an `issmN` that another program has open.
 const ISSM_PAUSE: Duration = Duration::from_millis(50);
@@ -358,6 +358,12 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
     {
         // Programs use the other form of commands then.
         return fail(libc::ENOTTY, -1);
+    }
+    if ours.is_none() {
+        // SAFETY: the caller passes what the kernel's interface demands of the request.
+        if let Some(result) = unsafe { interface_requests::answered(fd, request, argument) } {
+            return result;
+        }
     }
     let Some((file, borrowed)) = ours.filter(|(file, _)| file.umad().is_some()) else {
         return real!(c"ioctl", fn(

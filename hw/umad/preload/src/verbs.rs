@@ -17,8 +17,8 @@ use verbs_link::abi::completion_queue::ReqNotifyCq;
 use verbs_link::abi::queue_pair::PostSend;
 use verbs_link::abi::{CommandHeader, command};
 use verbs_link::{
-    ArmLayout, CallReply, ChannelId, Command, CompletionRings, Request, RetiredEvents, SendGate,
-    Verb, netlink,
+    ArmLayout, CallReply, ChannelId, Command, CompletionRings, InterfaceLayout, Request,
+    RetiredEvents, SendGate, Verb, netlink,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -144,7 +144,7 @@ fn hide(fd: OwnedFd) -> OwnedFd {
 }
 
 /// Returns `true` if this process has, or had, a session.
-fn had_session() -> bool {
+pub(crate) fn had_session() -> bool {
     let known = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
     known
         .as_ref()
@@ -305,6 +305,21 @@ pub(crate) fn ask_netlink(message: &[u8]) -> Vec<u8> {
         Ok((reply, _)) => reply.body,
         Err(_) => netlink::answer(None, message).concat(),
     }
+}
+
+/// Returns the IP interface of the VF that the process has, or sees: no VF is taken.
+pub(crate) fn ask_interface() -> Option<InterfaceLayout> {
+    let nodes = setting::nodes();
+    let ask = |session: &Session| {
+        let asked = session.call(Verb::Interface, &[node(&nodes).as_bytes()], None);
+        asked.ok().map(|(reply, _)| reply.body)
+    };
+    // An older service ends a connection with a request that it does not know: one without a VF is tried first.
+    let mut body = ask(&Session::connect().ok()?)?;
+    if had_session() {
+        body = ask(&*find_session().ok()?)?;
+    }
+    InterfaceLayout::read_from_bytes(&body).ok()
 }
 
 /// Returns the adapter whose VF the program gets.

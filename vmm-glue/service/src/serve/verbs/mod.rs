@@ -5,6 +5,7 @@ mod channels;
 pub(super) mod claims;
 mod client;
 pub(super) mod conflict;
+mod interface;
 pub(super) mod memory;
 pub(super) mod network;
 mod pending;
@@ -25,7 +26,7 @@ use verbs_link::{
     ArmLayout, CallReply, ChannelId, Errno, EventRecord, RdmaCm, Reply, Request, Verb, netlink,
 };
 use vf_uverbs::{ContextId, ProcessDevice};
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::acceptor::Acceptor;
 use super::claim::Claim;
@@ -211,12 +212,22 @@ fn carry_out(
     if request.verb == Verb::Netlink {
         return ask(turn, client, request);
     }
+    if request.verb == Verb::Interface {
+        let node = core::str::from_utf8(request.body);
+        let at = node.ok().and_then(|node| shown(turn.lab, client, node));
+        let interface = at.and_then(|at| interface::interface(turn.lab, at));
+        let reply = CallReply {
+            body: interface.map_or(Vec::new(), |interface| interface.as_bytes().to_vec()),
+            ..CallReply::default()
+        };
+        return Outcome::Answered(reply, Vec::new());
+    }
     let Some(holding) = &mut client.holding else {
         return Outcome::Broken;
     };
     let at = holding.at;
     match request.verb {
-        Verb::Claim | Verb::Netlink => Outcome::Broken,
+        Verb::Claim | Verb::Netlink | Verb::Interface => Outcome::Broken,
         Verb::Open => match open(turn, holding) {
             Ok((context, file)) => {
                 let reply = CallReply {
@@ -423,10 +434,8 @@ fn ask(turn: &mut Turn<'_>, client: &Client, request: &Request<'_>) -> Outcome {
     let Some(question) = parts.next() else {
         return Outcome::Broken;
     };
-    let peer = of_peer(&client.socket).ok();
-    let held = client.holding.as_ref().map(|holding| holding.at);
-    let at = held.or_else(|| turn.lab.shown_vf(node, peer.and_then(|peer| peer.pid)));
-    let uid = peer.map(|peer| peer.uid.as_raw());
+    let at = shown(turn.lab, client, node);
+    let uid = of_peer(&client.socket).ok().map(|peer| peer.uid.as_raw());
     // The adapter of a bare node is the first that umad shows.
     let is_adapter = at.is_some_and(|at| at.function == FunctionId::PF);
     let first = umad_link::sysfs::name(0);
@@ -438,6 +447,15 @@ fn ask(turn: &mut Turn<'_>, client: &Client, request: &Request<'_>) -> Outcome {
         ..CallReply::default()
     };
     Outcome::Answered(reply, Vec::new())
+}
+
+/// Returns the VF that a client has, or sees.
+fn shown(lab: &Lab, client: &Client, node: &str) -> Option<HostFunction> {
+    let held = client.holding.as_ref().map(|holding| holding.at);
+    held.or_else(|| {
+        let peer = of_peer(&client.socket).ok();
+        lab.shown_vf(node, peer.and_then(|peer| peer.pid))
+    })
 }
 
 fn with_device<T>(

@@ -9,6 +9,7 @@ use ib_endpoint::{EndPort, EndPortConfig};
 use ib_ipoib::{ArpEvent, Node};
 use ib_vtime::{Instant, Secret, SecretNumbers};
 use ib_wire::PortNum;
+use ib_wire::ipoib::HardwareAddress;
 use verbs_link::{AddressBook, Budget, ChannelId, CmHost, Errno, MemoryReserve, RdmaCm, Reply};
 use vf_proxy::native::ProxyQp;
 use vf_uverbs::ProcessDevice;
@@ -115,6 +116,12 @@ impl VfProgram {
             has_cm: false,
             ..Self::new(secret, limit)
         }
+    }
+
+    /// Returns the hardware address at which the VF's node answers, and the bytes of its longest IP packet if the broadcast group says
+    /// so. `None` while it is not in the group, or if it is no node.
+    pub(super) fn link(&self) -> Option<(HardwareAddress, Option<u32>)> {
+        self.node.as_ref().and_then(Node::link)
     }
 
     /// Assigns the VF to a process. Returns `false` if another has it.
