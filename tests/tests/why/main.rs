@@ -16,6 +16,7 @@ mod opensm;
 mod options;
 mod report;
 mod tables;
+mod trunks;
 mod virtual_time;
 mod vmms;
 
@@ -26,7 +27,7 @@ fn every_fault_is_told_with_its_cause_and_a_remedy_that_works() {
     let collected = Report::default();
     let report = &collected;
     let all_ended = std::thread::scope(|scope| {
-        let groups: [fn(&Report); 7] = [
+        let groups: [fn(&Report); 8] = [
             embedded::run,
             opensm::run,
             attached::run,
@@ -34,6 +35,7 @@ fn every_fault_is_told_with_its_cause_and_a_remedy_that_works() {
             options::run,
             virtual_time::run,
             tables::run,
+            trunks::run,
         ];
         let groups = groups.map(|group| scope.spawn(move || group(report)));
         groups.into_iter().all(|group| group.join().is_ok())

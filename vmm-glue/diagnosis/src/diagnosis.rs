@@ -12,7 +12,7 @@ use crate::commands::vf_name;
 use crate::fault::Fault;
 use crate::known::{Code, code};
 use crate::snapshot::{OnPort, Pf, Snapshot, Vf};
-use crate::{duplicates, hampered, links, m_keys, port, sa, slow_memory, unmanaged};
+use crate::{duplicates, hampered, links, m_keys, port, sa, slow_memory, trunks, unmanaged};
 
 /// Time for which a stand of the service is remembered.
 const STALL_REMEMBERED: Duration = Duration::from_secs(3600);
@@ -134,6 +134,7 @@ fn diagnose(on: OnPort<'_>, number: u16, of_port: &[Fault]) -> Diagnosis {
                     .for_each(&mut add);
                 links::below_support(on).into_iter().for_each(&mut add);
                 slow_memory::why(on, number).into_iter().for_each(&mut add);
+                trunks::why(on.subnet()).into_iter().for_each(&mut add);
             }
             links::erroneous(on).into_iter().for_each(&mut add);
             if row.reason == PortReason::PhysicalDown && reasons.is_empty() {

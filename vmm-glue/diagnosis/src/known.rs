@@ -232,6 +232,17 @@ pub const KNOWN_FAULTS: &[KnownFault] = &[
         "for 50 ms or more, within the last ten minutes, the service waited for memory of the program that has the \
          VF, and all other VFs with it",
     ),
+    known(
+        "trunk_down",
+        "up",
+        "a trunk to another site is down; one to a host, which comes and goes, is no fault",
+    ),
+    known(
+        "trunk_slow",
+        "up",
+        "the latest ping on a trunk to another site took 67 ms or more to and fro, the time for which RC queue pairs with \
+         timeout 14 await an acknowledgment",
+    ),
 ];
 
 /// Returns `true` for a code of a fault, and for that of none.

@@ -34,6 +34,7 @@ mod shell;
 mod slow_memory;
 mod snapshot;
 mod subnet;
+mod trunks;
 mod unmanaged;
 mod vmms;
 

@@ -58,6 +58,10 @@ pub struct Trunk {
     pub way: String,
     /// The site at the other end, or the reason for which the trunk is down.
     pub peer: Result<String, String>,
+    /// `true` if the switch takes the other end for a host that is not trusted.
+    pub is_guarded: bool,
+    /// Time from the latest ping to its pong, since the trunk is up.
+    pub round_trip: Option<core::time::Duration>,
     /// SMPs that the port refused, since the other end is a host that is not trusted.
     pub refused_smps: u64,
 }

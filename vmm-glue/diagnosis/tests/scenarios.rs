@@ -241,6 +241,8 @@ fn a_trunk_that_is_down_is_why_no_subnet_manager_is_there() {
         let trunk = Trunk {
             way: "tcp:spine:18600".to_owned(),
             peer: peer.map(str::to_owned).map_err(str::to_owned),
+            is_guarded: false,
+            round_trip: None,
             refused_smps,
         };
         snapshot.subnet.trunks.insert(at(SWITCH, 2), trunk);
@@ -258,6 +260,27 @@ fn a_trunk_that_is_down_is_why_no_subnet_manager_is_there() {
         up.next.starts_with("see the subnet manager of spine"),
         "{up}"
     );
+}
+
+#[test]
+fn a_trunk_to_a_site_that_is_down_or_slow_is_a_fault_of_ports_that_are_up() {
+    let mut snapshot = snapshot(PortReason::Up);
+    let mut trunk = |peer: Result<&str, &str>, is_guarded, round_trip| {
+        let trunk = Trunk {
+            way: "tcp:spine:18600".to_owned(),
+            peer: peer.map(str::to_owned).map_err(str::to_owned),
+            is_guarded,
+            round_trip: Some(Duration::from_millis(round_trip)),
+            refused_smps: 0,
+        };
+        snapshot.subnet.trunks.insert(at(SWITCH, 2), trunk);
+        why(&snapshot, "host-a", 3, PortNum(1)).code
+    };
+    let gone = Err("down: nothing came from the other end");
+    assert_eq!(trunk(gone, false, 0), "trunk_down");
+    assert_eq!(trunk(gone, true, 0), "ok");
+    assert_eq!(trunk(Ok("spine"), false, 67), "ok");
+    assert_eq!(trunk(Ok("spine"), false, 68), "trunk_slow");
 }
 
 #[test]

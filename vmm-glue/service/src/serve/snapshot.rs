@@ -78,7 +78,9 @@ impl Lab {
         if self.cables.has_planned() {
             return None;
         }
-        let (mut near, mut lids, mut guids) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        let (mut lids, mut guids) = (BTreeSet::new(), BTreeSet::new());
+        // Wherever the trunks are, other sites are beyond them.
+        let mut near: BTreeSet<NodeId> = self.trunk_rows().map(|trunk| trunk.near.node).collect();
         for node in hosts.iter().map(|host| self.node_of(host)) {
             near.insert(node);
             for port in fabric.node(node).map_or(&[][..], FabricNode::ports) {
@@ -179,6 +181,8 @@ impl Lab {
             let trunk = vhca_diagnosis::Trunk {
                 way: trunk.way,
                 peer: trunk.peer.map(|peer| peer.site.to_string()),
+                is_guarded: trunk.is_guarded,
+                round_trip: trunk.statistics.round_trip,
                 refused_smps,
             };
             Some((place(&ids, at)?, trunk))
