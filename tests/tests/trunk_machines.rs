@@ -11,10 +11,24 @@ use vhca_tests::live::{Lab, Machines, PATIENCE, Shim, wait_for};
 /// The port of the listener.
 const PORT: u16 = 18_600;
 
+/// The files of the two services' options.
+const FILES: [&str; 2] = ["north.toml", "south.toml"];
+
+/// Starts the service of a machine.
+fn serve(machines: &Machines, side: usize, folder: &TempDir) -> Lab {
+    let file = folder.path().join(FILES[side]);
+    let (site, sm) = [("north", "lite"), ("south", "none")][side];
+    let arguments = ["--config", file.to_str().unwrap(), "--site", site];
+    let arguments = [&arguments[..], &["--sm", sm, "--vfs", "2", "--verbs"]].concat();
+    Lab::serve_at(machines, side, &arguments)
+}
+
 /// Services of two machines: the first has the subnet manager, and listens.
 struct Sites {
     labs: [Lab; 2],
     machines: Machines,
+    /// The folder of their options.
+    folder: TempDir,
 }
 
 impl Sites {
@@ -27,24 +41,26 @@ impl Sites {
             }
         };
         let folder = TempDir::new().unwrap();
-        let serve = |side: usize, site: &str, sm: &str, trunk: &str| {
-            let options = format!("[[trunk]]\n{trunk}\ntimeout = \"{timeout}\"\n");
-            let file = folder.path().join(format!("{site}.toml"));
-            std::fs::write(&file, options).unwrap();
-            let file = file.to_string_lossy();
-            let arguments = ["--config", &file, "--site", site, "--sm", sm];
-            let arguments = [&arguments[..], &["--vfs", "2", "--verbs"]].concat();
-            Lab::serve_at(&machines, side, &arguments)
-        };
         let address = Machines::address(0);
-        let listen = format!("port = \"S1/5\"\nlisten = \"tcp:[::]:{PORT}\"");
-        let connect = format!("port = \"S2/5\"\nconnect = \"tcp:{address}:{PORT}\"");
-        let labs = [
-            serve(0, "north", "lite", &listen),
-            serve(1, "south", "none", &connect),
+        let trunks = [
+            format!("port = \"S1/5\"\nlisten = \"tcp:[::]:{PORT}\""),
+            format!("port = \"S2/5\"\nconnect = \"tcp:{address}:{PORT}\""),
         ];
+        for (file, trunk) in FILES.iter().zip(trunks) {
+            let options = format!("[[trunk]]\n{trunk}\ntimeout = \"{timeout}\"\n");
+            std::fs::write(folder.path().join(file), options).unwrap();
+        }
+        let labs = [0, 1].map(|side| serve(&machines, side, &folder));
         labs[1].told(&["show", "vfs", "--wait-up"]);
-        Some(Self { labs, machines })
+        Some(Self {
+            labs,
+            machines,
+            folder,
+        })
+    }
+
+    fn restart_south(&mut self) {
+        self.labs[1] = serve(&self.machines, 1, &self.folder);
     }
 
     /// Returns how often each service said a text.
@@ -74,6 +90,35 @@ fn a_wire_that_loses_everything_is_noticed_at_both_ends_and_its_site_comes_back(
         wait_for(PATIENCE, || up(&mut sites)).unwrap_or_else(|| panic!("round {round}"));
         assert_eq!(vfs(&sites), before, "round {round}");
     }
+}
+
+#[test]
+fn a_site_that_was_killed_comes_back_while_its_old_connection_is_half_open() {
+    let Some(mut sites) = Sites::new("10s") else {
+        return;
+    };
+    let before = sites.labs[1].told(&["show", "vfs", "--wait-up"]);
+    let in_the_south = |sites: &Sites, script: &str| {
+        let mut shell = sites.machines.on(1, "sh");
+        let output = shell.args(["-c", script]).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    in_the_south(&sites, "echo 1 > /proc/sys/net/ipv4/tcp_orphan_retries");
+    sites.machines.set_wire(1, "down");
+    sites.labs[1].service().signal("KILL");
+    sites.labs[1].service().wait(PATIENCE);
+    // Once the southern kernel gives up, the north never hears of the end of the connection.
+    let is_forgotten = || in_the_south(&sites, "ss -Htan").is_empty().then_some(());
+    wait_for(PATIENCE, is_forgotten).expect("the connection is half open");
+    sites.machines.set_wire(1, "up");
+    sites.restart_south();
+    let [north, south] = sites.labs.each_mut().map(Lab::service);
+    south.wait_for_line("has another trunk", PATIENCE);
+    // The answer to the next ping, from a kernel that does not know the connection, ends it before the timeout.
+    north.wait_for_line("down: the connection ended", PATIENCE);
+    let after = sites.labs[1].told(&["show", "vfs", "--wait-up"]);
+    assert_eq!(after, before);
 }
 
 /// A pair of `ib_write_bw` on VFs of the same name, at two services or at one.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
+use vhca_tests::live::mpi::exchange_between;
 use vhca_tests::live::{Lab, OpenSm, PATIENCE, Shim, wait_for};
 
 /// Returns the arguments of a service of two hosts with two VFs each, with a port of its first switch at the other's.
@@ -98,6 +99,16 @@ fn nodes(lab: &Lab, from: &str) -> BTreeSet<String> {
         .collect()
 }
 
+/// Has `ibdiagnet` look at both sites, from a node of one.
+fn diagnose(lab: &Lab, from: &str) {
+    let folder = lab.dir().to_str().unwrap();
+    let report = lab.tool(Shim::Vhca, from, &["ibdiagnet", "-o", folder]);
+    let all = "16 nodes (4 Switches & 12 CA-s) discovered";
+    assert!(report.contains(all), "{report}");
+    assert!(report.contains("-I- Done."), "{report}");
+    assert!(!report.contains("-E-"), "{report}");
+}
+
 /// Runs a program at a VF of one site as the server, and at one of another site as its client.
 fn run_between(server: &Lab, client: &Lab, program: &[&str]) {
     // Other tests run such programs at the same time.
@@ -131,9 +142,17 @@ fn two_services_are_one_subnet_for_stock_programs() {
     ] {
         run_between(&sites.north, &sites.south, program);
     }
-    for lab in [&sites.north, &sites.south] {
+    let (north, south) = (&sites.north, &sites.south);
+    exchange_between(&[
+        (north, "H1-1"),
+        (north, "H2-1"),
+        (south, "H1-1"),
+        (south, "H2-1"),
+    ]);
+    for lab in [north, south] {
         let drops = lab.told(&["show", "drops"]);
         assert_eq!(drops.trim(), "no packet was dropped");
+        diagnose(lab, "mgmt");
     }
 }
 
@@ -216,6 +235,7 @@ fn opensm_manages_both_sites() {
     let _opensm = OpenSm::start(&sites.north, Shim::Vhca, "mgmt", "");
     assert_eq!(sites.southern_guids().len(), 8);
     assert_eq!(nodes(&sites.south, "H1-1").len(), 16);
+    diagnose(&sites.south, "H1-1");
 }
 
 /// Runs `vhca trunk keygen` for a site. Returns its public key.

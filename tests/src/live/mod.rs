@@ -11,6 +11,7 @@ pub mod linux_hca;
 pub mod linux_pf;
 mod machines;
 mod memory_cgroup;
+pub mod mpi;
 mod process;
 
 pub use capture::{Capture, Packets};

@@ -1,20 +1,9 @@
 //! UCX, and Open MPI on it.
 
-use std::path::Path;
-use std::process::Command;
-use std::time::Duration;
-
-use vhca_tests::live::{Process, Shim};
+use vhca_tests::live::mpi::{DEVICE, TRANSPORTS, exchange_between};
 
 use crate::lab;
 use crate::pair::Pair;
-
-/// Transports of verbs alone, so that nothing goes by TCP or shared memory.
-const TRANSPORTS: &str = "UCX_TLS=rc_v,ud_v,self";
-const DEVICE: &str = "UCX_NET_DEVICES=vhca1:1";
-
-/// Time for the exchanges.
-const LIMIT: Duration = Duration::from_secs(120);
 
 #[test]
 fn ucx_moves_data_by_messages_puts_gets_and_atomics() {
@@ -36,22 +25,5 @@ fn ucx_moves_data_by_messages_puts_gets_and_atomics() {
 #[test]
 fn open_mpi_exchanges_between_four_nodes() {
     let lab = lab();
-    let exchange =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs_programs/mpi/exchange.py");
-    let program = ["/usr/bin/python3", exchange.to_str().unwrap()];
-    let mut mpirun = Command::new("mpirun");
-    mpirun
-        .args(["--allow-run-as-root", "--oversubscribe"])
-        .args(["--mca", "pml", "ucx", "--mca", "btl", "self"])
-        .args(["-x", TRANSPORTS, "-x", DEVICE]);
-    for node in ["H1-1", "H1-2", "H2-1", "H2-2"] {
-        let rank = lab.on(Shim::Vhca, node, &program);
-        mpirun.args(["-np", "1"]).arg(rank.get_program());
-        mpirun.args(rank.get_args()).arg(":");
-    }
-    let mut exchange = Process::start(lab.dir(), "mpirun", &mut mpirun);
-    let ended = exchange.wait(LIMIT);
-    let told = exchange.output();
-    assert!(ended.success(), "{ended}: {told}");
-    assert!(told.contains("4 ranks done"), "{told}");
+    exchange_between(&["H1-1", "H1-2", "H2-1", "H2-2"].map(|node| (&lab, node)));
 }
