@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use emulated_hca::{Fault, FaultPlan, PacketFilter, TapPoint, When};
 use hca_api::{
-    AccessFlags, CompletionFlags, CompletionOp, CompletionStatus, HcaError, Payload, QpState,
-    SendFlags, SendOp,
+    AccessFlags, CompletionFlags, CompletionOp, CompletionStatus, HcaError, Payload, QpState, RKey,
+    RemoteAddress, SendFlags, SendOp,
 };
 use ib_endpoint::cm::{CmEventKind, ConnId};
-use ib_vtime::Instant;
+use ib_vtime::{Instant, SplitMix64};
 use ib_wire::cm::CmRep;
 use ib_wire::{PKey, Psn, ServiceId};
 use vf_proxy::native::{
@@ -375,6 +375,60 @@ fn a_write_to_a_region_that_is_gone_fails_at_both_ends() {
         let state = on(&mut subnet, end, |qp, hca| qp.query(hca)).map(|qp| qp.state);
         assert_eq!(state, Ok(QpState::Error));
     }
+}
+
+/// Keys that are guessed; a million with `VHCA_FULL=1`.
+fn guesses() -> u64 {
+    match std::env::var_os("VHCA_FULL") {
+        Some(_) => 1_000_000,
+        None => 20_000,
+    }
+}
+
+#[test]
+fn no_guessed_key_opens_memory_of_a_peer_or_of_its_sibling() {
+    let mut subnet = start(8, 2, 2);
+    // UC drops a write with a wrong key, and the connection stays for the next guess.
+    let [a, b] = pair(&mut subnet, A1, B1, &ConnectedQpSpec::uc(DEFAULT));
+    let b2 = VfAt { host: 1, vf: 2 };
+    let sibling = open(&mut subnet, b2, &ConnectedQpSpec::uc(DEFAULT), 0);
+    let message = pattern(REGION);
+    for end in [&b, &sibling] {
+        write(&mut subnet, end, 0, &message);
+    }
+    let mut random = SplitMix64::new(8);
+    let [own, other] = [&b, &sibling].map(|end| end.region.remote(0));
+    let mut tried = 0;
+    while tried < guesses() {
+        for _ in 0..64 {
+            let addr = if tried % 2 == 0 { own.addr } else { other.addr };
+            // Keys near known ones, the sibling's among them, and any others.
+            let near = u32::try_from(tried / 4).expect("a small number");
+            let rkey = match tried % 4 {
+                0 => own.rkey.0.wrapping_add(1 + near),
+                1 => other.rkey.0.wrapping_add(near),
+                2 => own.rkey.0.wrapping_sub(1 + near),
+                _ => random.next_u32(),
+            };
+            tried += 1;
+            let guess = RemoteAddress {
+                addr,
+                rkey: RKey(rkey),
+            };
+            if guess.rkey != own.rkey {
+                post(&mut subnet, &a, SendOp::RdmaWrite(guess), 8).expect("posted");
+            }
+        }
+        while on(&mut subnet, &a, |qp, hca| qp.poll_cq(hca)).is_some() {}
+        subnet.run_for(Duration::from_millis(1));
+    }
+    for end in [&b, &sibling] {
+        assert_eq!(read(&mut subnet, end, 0, REGION), message);
+    }
+    // The connection is as good as before: the key that was given is one.
+    post(&mut subnet, &a, SendOp::RdmaWrite(own), 8).expect("posted");
+    subnet.run_for(Duration::from_millis(1));
+    assert_eq!(read(&mut subnet, &b, 0, 8), [0; 8]);
 }
 
 #[test]
