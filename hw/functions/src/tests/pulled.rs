@@ -296,6 +296,46 @@ fn a_queue_with_room_is_read_after_20_us_then_less_often_and_a_full_one_is_not()
     assert_eq!(rig.functions.poll_timeout(), None);
 }
 
+/// Prints the time of the looks; `cargo test --release -p hca-functions a_thousand -- --nocapture` has it as a service takes it.
+#[test]
+fn a_thousand_queues_without_receives_are_looked_at_fifty_times_a_second_each() {
+    const QUEUES: u32 = 1000;
+    const SECONDS: u64 = 10;
+
+    let mut rig = Rig::new();
+    let id = FunctionId(3);
+    let quota = ResourceCounts {
+        pds: QUEUES,
+        cqs: QUEUES,
+        qps: QUEUES,
+        mrs: QUEUES,
+        ..QUOTA
+    };
+    let spec = FunctionSpec { quota, ..spec(id) };
+    rig.pf(|pf| pf.create_function(spec)).unwrap();
+    rig.show(id, false);
+    for _ in 0..QUEUES {
+        Pulled::open(&mut rig, id, 16, None).start(&mut rig);
+    }
+    let idle = Instant::from_millis(5_000);
+    let mut run_until = |end: Instant| {
+        let mut turns = 0;
+        while let Some(due) = rig.functions.poll_timeout().filter(|due| *due < end) {
+            rig.tick(due);
+            turns += 1;
+        }
+        turns
+    };
+    run_until(idle);
+    let begun = std::time::Instant::now();
+    let turns = run_until(idle + Duration::from_secs(SECONDS));
+    let share = begun.elapsed().as_secs_f64() / Duration::from_secs(SECONDS).as_secs_f64();
+    println!("{turns} turns, {:.2} % of a processor", share * 100.0);
+    // A turn looks at 256 queues of a function at most.
+    let looks = u64::from(QUEUES) * 50 * SECONDS;
+    assert!(turns >= looks / 256 / 2 && turns <= looks, "{turns}");
+}
+
 #[test]
 fn c006_a_guest_with_many_receives_takes_no_others_time() {
     let mut rig = Rig::new();
