@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use vhca_tests::live::{PATIENCE, binary};
 
+use crate::effort::full;
 use crate::fabric::{Fabric, Manager};
 use crate::guest::{Boot, Guest};
+use crate::ip::{address, bring_up};
 
 /// Time for the traffic of a pair.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -42,10 +44,11 @@ pub(crate) fn files(dir: &Path, programs: &[&Path]) -> PathBuf {
 }
 
 /// Boots a guest with an IOMMU on both VFs of a host, with the program and without drivers.
-fn guest(fabric: &Fabric, host: &str) -> Guest {
-    let mut boot = Boot::new("6.1", None).with("--iommu");
+fn guest(kernel: &'static str, fabric: &Fabric, host: &str) -> Guest {
+    let mut boot = Boot::new(kernel, None).with("--iommu");
     boot.devices = [1, 2].map(|vf| fabric.device(host, vf)).into();
-    boot = boot.with("--append").with("vhca.load=no");
+    // Of the functions that a driver of the kernel has, QEMU is to map all memory once, and not each packet as it comes.
+    boot = boot.with("--append").with("vhca.load=no iommu=pt");
     boot = boot.with("--memory").with("1024").with("--add");
     let boot = boot.with(files(fabric.dir(), &[binary()]));
     boot.start(fabric.dir(), host)
@@ -65,6 +68,34 @@ fn refusal(guest: &mut Guest, address: &str) -> String {
     assert_eq!(outcome.status, 2, "{}", outcome.text);
     assert_eq!(outcome.text.lines().count(), 1, "{}", outcome.text);
     outcome.text
+}
+
+/// Gives a function to VFIO, by the commands that the program names.
+fn give_to_vfio(guest: &mut Guest, address: &str) {
+    let said = refusal(guest, address);
+    assert!(
+        said.contains("bound to no driver, not to vfio-pci"),
+        "{said}"
+    );
+    let (_, commands) = said.trim().split_once("as root, ").expect("commands");
+    guest.told(commands);
+}
+
+/// Gives a function of VFIO to the stock driver, whose port comes up.
+fn give_back(guest: &mut Guest, address: &str) {
+    let device = format!("/sys/bus/pci/devices/{address}");
+    guest.told(&format!(
+        "echo >{device}/driver_override; echo {address} >{device}/driver/unbind; modprobe -a mlx4_core mlx4_ib ib_uverbs; \
+         echo {address} >/sys/bus/pci/drivers_probe"
+    ));
+    guest.wait_for_port();
+}
+
+/// Kills the program that was started last. The VF is free as soon as the kernel has reset it.
+fn kill(guest: &mut Guest, vf: &str) {
+    guest.told("kill -9 $(cat /tmp/pid)");
+    let tour = format!("vhca vfio {vf} tour 2>&1");
+    guest.wait_until(PATIENCE, &tour, |told| told.contains("disconnected"));
 }
 
 /// Starts the program, which waits for a peer then. Its process id is in /tmp/pid.
@@ -93,7 +124,7 @@ fn a_connection_moves_data(guest: &mut Guest, [first, second]: [&str; 2]) {
 #[test]
 fn a_program_drives_vfs_by_vfio_and_gives_them_back_however_it_ends() {
     let fabric = Fabric::new(Manager::Lite, &["--topology", "two-switch", "--vfs", "2"]);
-    let mut guest = guest(&fabric, "H1-1");
+    let mut guest = guest("6.1", &fabric, "H1-1");
 
     // What is in the way is told with the commands that help.
     let vfs = addresses(&mut guest);
@@ -101,13 +132,7 @@ fn a_program_drives_vfs_by_vfio_and_gives_them_back_however_it_ends() {
         panic!("{vfs:?}")
     };
     for vf in [first, second] {
-        let said = refusal(&mut guest, vf);
-        assert!(
-            said.contains("bound to no driver, not to vfio-pci"),
-            "{said}"
-        );
-        let (_, commands) = said.trim().split_once("as root, ").expect("commands");
-        guest.told(commands);
+        give_to_vfio(&mut guest, vf);
     }
 
     let told = guest.told_within(LIMIT, &format!("vhca vfio {first} tour"));
@@ -126,15 +151,54 @@ fn a_program_drives_vfs_by_vfio_and_gives_them_back_however_it_ends() {
     wait_for_peer(&mut guest, &format!("{first} connect"));
     let said = refusal(&mut guest, first);
     assert!(said.contains("in use by another process"), "{said}");
-    guest.told("kill -9 $(cat /tmp/pid)");
-    let tour = format!("vhca vfio {first} tour 2>&1");
-    guest.wait_until(PATIENCE, &tour, |told| told.contains("disconnected"));
+    kill(&mut guest, first);
+    give_back(&mut guest, first);
+}
 
-    // The stock driver has the VF again.
-    let device = format!("/sys/bus/pci/devices/{first}");
-    guest.told(&format!(
-        "echo >{device}/driver_override; echo {first} >{device}/driver/unbind; modprobe -a mlx4_core mlx4_ib ib_uverbs; \
-         echo {first} >/sys/bus/pci/drivers_probe"
-    ));
-    guest.wait_for_port();
+/// Bounces datagrams between a program on a VF and a stock guest on another host.
+fn datagrams_bounce_off_a_stock_guest(kernel: &'static str) {
+    let fabric = Fabric::new(Manager::Lite, &["--topology", "two-switch", "--vfs", "2"]);
+    let mut guests = [
+        guest(kernel, &fabric, "H1-1"),
+        fabric.booted(kernel, "H2-1", 1),
+    ];
+    let vfs = addresses(&mut guests[0]);
+    give_to_vfio(&mut guests[0], &vfs[0]);
+    // By the other VF both guests have addresses.
+    guests[0].told("modprobe -a mlx4_core mlx4_ib ib_uverbs ib_ipoib");
+    guests[0].wait_for_port();
+    bring_up(&mut guests);
+    let [program, stock] = &mut guests;
+    let vf = &vfs[0];
+    let iterations = full(1000, 10_000);
+    wait_for_peer(program, &format!("{vf} ping -n {iterations}"));
+    let bounce = |iterations: u32| format!("ibv_ud_pingpong -n {iterations} {}", address(0));
+    let told = stock.told_within(LIMIT, &bounce(iterations));
+    assert!(told.contains(&format!("{iterations} iters in")), "{told}");
+    let received = format!("{iterations} received");
+    program.wait_until(PATIENCE, "cat /tmp/waiting", |log| log.contains(&received));
+
+    // Killed amid datagrams, it leaves the VF free as well.
+    wait_for_peer(program, &format!("{vf} ping -n 1000000"));
+    stock.start("bouncing", &bounce(1_000_000));
+    let counter = "cat /sys/class/infiniband/mlx4_0/ports/1/counters/port_rcv_packets";
+    let before: u64 = stock.told(counter).trim().parse().unwrap();
+    let is_amid = |now: &str| now.trim().parse().is_ok_and(|now: u64| now > before + 200);
+    stock.wait_until(PATIENCE, counter, is_amid);
+    kill(program, vf);
+    stock.told("kill $(pidof ibv_ud_pingpong)");
+    give_back(program, vf);
+}
+
+#[test]
+fn datagrams_of_a_program_bounce_off_a_stock_guest_until_it_is_killed() {
+    datagrams_bounce_off_a_stock_guest("6.1");
+}
+
+#[test]
+fn with_linux_6_12_they_do_so_as_well() {
+    if full(0, 1) == 0 {
+        return eprintln!("not run without VHCA_GUEST_FULL=1");
+    }
+    datagrams_bounce_off_a_stock_guest("6.12");
 }

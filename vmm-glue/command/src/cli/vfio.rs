@@ -74,8 +74,8 @@ pub(crate) struct PingArgs {
     /// Datagrams each way; the other side must have the same number.
     #[arg(long, short = 'n', value_name = "NUMBER", default_value_t = 1000, value_parser = number::<u32>(1..=u32::MAX.into()))]
     pub(crate) iters: u32,
-    /// Bytes of a datagram, at most the MTU; the other side must have the same number.
-    #[arg(long, short, value_name = "BYTES", default_value_t = 2048, value_parser = number::<usize>(1..=4096))]
+    /// Bytes of a datagram, at most the MTU; the other side must have the same number, which is 1024 unless ibv_ud_pingpong has another.
+    #[arg(long, short, value_name = "BYTES", default_value_t = 1024, value_parser = number::<usize>(1..=4096))]
     pub(crate) size: usize,
 }
 
