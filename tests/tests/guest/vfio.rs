@@ -177,6 +177,9 @@ fn datagrams_bounce_off_a_stock_guest(kernel: &'static str) {
     assert!(told.contains(&format!("{iterations} iters in")), "{told}");
     let received = format!("{iterations} received");
     program.wait_until(PATIENCE, "cat /tmp/waiting", |log| log.contains(&received));
+    // It still gives the VF back.
+    let is_there = "test -d /proc/$(cat /tmp/pid) || echo ended";
+    program.wait_until(PATIENCE, is_there, |said| said.contains("ended"));
 
     // Killed amid datagrams, it leaves the VF free as well.
     wait_for_peer(program, &format!("{vf} ping -n 1000000"));
