@@ -99,7 +99,7 @@ fn nodes(lab: &Lab, from: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Has `ibdiagnet` look at both sites, from a node of one.
+/// Runs `ibdiagnet` on a node of one site. It must find all nodes of both sites and no error.
 fn diagnose(lab: &Lab, from: &str) {
     let folder = lab.dir().to_str().unwrap();
     let report = lab.tool(Shim::Vhca, from, &["ibdiagnet", "-o", folder]);

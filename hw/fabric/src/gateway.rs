@@ -126,7 +126,7 @@ impl Gateway {
         waiting.copied().unwrap_or_default()
     }
 
-    /// Counts packets that begin or end to wait for the link.
+    /// Adds the packets of a crossing to the count of its lane, or takes them off.
     fn note_waiting(&mut self, crossing: &Crossing, begin: bool) {
         let packets = crossing.packets() as usize;
         if let Some(waiting) = self.waiting.get_mut(usize::from(crossing.lane().get())) {

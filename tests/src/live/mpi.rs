@@ -15,7 +15,7 @@ pub const DEVICE: &str = "UCX_NET_DEVICES=vhca1:1";
 /// Time for the exchanges.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Has ranks of Open MPI exchange messages by verbs, each on a VF of a node of a service, and waits for the end.
+/// Runs `mpirun` with one rank for each pair of a service and a node, whose VF the rank uses. The ranks exchange messages by verbs.
 ///
 /// # Panics
 /// If an exchange fails.

@@ -1,4 +1,4 @@
-//! Attacks from the far ends of trunks: the service trusts a host behind a trunk no more than it trusts a guest.
+//! Attacks by hosts behind trunks. The service trusts such a host as little as a guest.
 
 use std::fs::File;
 use std::io::Write;
@@ -29,7 +29,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for the service's hello.
 const PATIENCE: WallDuration = WallDuration::from_secs(2);
 
-/// Time without news after which an attacker looks again.
+/// Longest sleep of an attacker between two turns.
 const PAUSE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 1_000_000,
@@ -107,7 +107,7 @@ impl End {
         Ok(false)
     }
 
-    /// Waits for the service, which takes no processor time from it.
+    /// Sleeps until the service has sent something or takes more, or [`PAUSE`] is over.
     fn wait(&self, events: PollFlags) -> Result<(), Trouble> {
         let mut ends = [PollFd::new(&self.carrier, events)];
         poll(&mut ends, Some(&PAUSE))?;

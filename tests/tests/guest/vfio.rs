@@ -70,7 +70,7 @@ fn refusal(guest: &mut Guest, address: &str) -> String {
     outcome.text
 }
 
-/// Gives a function to VFIO, by the commands that the program names.
+/// Binds a VF to vfio-pci by the commands that `vhca vfio` prints.
 fn give_to_vfio(guest: &mut Guest, address: &str) {
     let said = refusal(guest, address);
     assert!(
@@ -81,7 +81,7 @@ fn give_to_vfio(guest: &mut Guest, address: &str) {
     guest.told(commands);
 }
 
-/// Gives a function of VFIO to the stock driver, whose port comes up.
+/// Binds a VF to mlx4_core again, and waits until its port is active.
 fn give_back(guest: &mut Guest, address: &str) {
     let device = format!("/sys/bus/pci/devices/{address}");
     guest.told(&format!(
@@ -91,7 +91,7 @@ fn give_back(guest: &mut Guest, address: &str) {
     guest.wait_for_port();
 }
 
-/// Kills the program that was started last. The VF is free as soon as the kernel has reset it.
+/// Kills the `vhca vfio` that was started last, and waits until the next one has the VF: the kernel resets it in between.
 fn kill(guest: &mut Guest, vf: &str) {
     guest.told("kill -9 $(cat /tmp/pid)");
     let tour = format!("vhca vfio {vf} tour 2>&1");
@@ -155,7 +155,7 @@ fn a_program_drives_vfs_by_vfio_and_gives_them_back_however_it_ends() {
     give_back(&mut guest, first);
 }
 
-/// Bounces datagrams between a program on a VF and a stock guest on another host.
+/// Exchanges datagrams between `vhca vfio ping` in one guest and `ibv_ud_pingpong` in another.
 fn datagrams_bounce_off_a_stock_guest(kernel: &'static str) {
     let fabric = Fabric::new(Manager::Lite, &["--topology", "two-switch", "--vfs", "2"]);
     let mut guests = [

@@ -57,7 +57,7 @@ fn guests_on_two_hosts_do_not_notice_hostile_ones_at_the_same_service() {
     assert!(gone.is_some() && lab.service().ended().is_none());
 }
 
-/// Waits until the guests of a circle have talked for a while. Returns the rows of a service amid that.
+/// Waits until the guests of a circle have exchanged 200 messages, and ends it. Returns the tables of VFs that the service had before the end.
 fn talk(lab: &Lab, circle: Circle) -> Value {
     let talked = wait_for(PATIENCE, || {
         let enough = circle.messages() >= 200;

@@ -5,7 +5,7 @@ mod divided;
 mod emulated;
 mod plain;
 
-/// Nothing of a run follows from anything but its seed, and nothing on the wire from the least that the lower adapter does.
+/// The packets of a run follow from its seed alone, whichever of the two adapters is below.
 #[test]
 fn one_seed_makes_the_same_packets_again_and_over_the_least_adapter() {
     let packets = divided::suite::connected::packets();

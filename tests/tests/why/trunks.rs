@@ -15,7 +15,7 @@ use vhca_trunk::{Carrier, Security};
 use crate::bench::{Bench, Case, Cure};
 use crate::report::Report;
 
-/// Time after which the end of a session is no end that is slow.
+/// Timeout of the session at the far end, which is never reached.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The other end of a trunk, which answers pings and nothing else.

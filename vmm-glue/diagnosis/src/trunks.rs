@@ -8,7 +8,7 @@ use crate::subnet::Subnet;
 /// Time for an acknowledgment of a queue pair with timeout 14 (IBA 9.7.6.1.3: 4.096 us times 2^14), which perftest and most programs set.
 const ACK_TIMEOUT: Duration = Duration::from_nanos(4096 << 14);
 
-/// Returns the fault of the first trunk to a fabric that is down, or whose pings return late. Hosts behind trunks come and go.
+/// Returns the fault of the first trunk to another site that is down, or whose pings return late. A trunk to a host has none: hosts leave and return.
 pub(crate) fn why(subnet: &Subnet) -> Option<Fault> {
     let mut trunks = subnet.trunks.iter().filter(|(_, trunk)| !trunk.is_guarded);
     let slow = |round_trip: Option<Duration>| round_trip.filter(|time| *time >= ACK_TIMEOUT);

@@ -16,7 +16,7 @@ use crate::tls::{Tls, TlsEnd};
 /// Bytes that are read at a time.
 const READ: usize = 64 << 10;
 
-/// Bytes that are read in one call of [`Stream::receive`], and packets after which no others are, so that others have their turns: packets
+/// Bytes, and packets, after which one call of [`Stream::receive`] reads no others, so that other trunks and guests have their turns: packets
 /// of a few bytes cost as much as large ones.
 const MOST: usize = 1 << 20;
 const MOST_PACKETS: u64 = 512;
