@@ -133,6 +133,12 @@ fn two_services_are_one_subnet_for_stock_programs() {
     let whole = nodes(&sites.north, "H1-1");
     assert_eq!(whole.len(), 16, "{whole:?}");
     assert_eq!(nodes(&sites.south, "H2-2"), whole);
+    let listed = sites.north.tool(Shim::Vhca, "H1-1", &["ibnetdiscover"]);
+    for name in ["H1-1@north", "H1-1@south", "S2@north", "S2@south"] {
+        assert!(listed.contains(&format!("\"{name}\"")), "{name}: {listed}");
+    }
+    let why = |name: &str| sites.south.told(&["why", name]);
+    assert_eq!(why("H1-1@south/1"), why("H1-1/1"));
     for program in [
         &["ibv_rc_pingpong", "-g", "0", "-n", "200"][..],
         &["ib_write_bw", "-n", "100", "-s", "65536"],

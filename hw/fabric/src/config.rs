@@ -40,8 +40,10 @@ pub struct HcaConfig {
     pub port_guids: Vec<Guid>,
     /// NodeInfo:SystemImageGUID; [`Guid::NONE`] takes the node GUID plus 255.
     pub system_image_guid: Guid,
-    /// NodeDescription, UTF-8; cut after 64 bytes.
+    /// The node's name at its own site, and NodeDescription if it has none; UTF-8.
     pub description: String,
+    /// The site, of a fabric that may be joined with others: NodeDescription is `description@site` then. Cut after 64 bytes.
+    pub site: Option<String>,
     /// Number of ports, 1 to [`HcaConfig::MAX_PORTS`].
     pub ports: u8,
     /// What the ports support.
@@ -89,6 +91,7 @@ impl HcaConfig {
             port_guids: Vec::new(),
             system_image_guid: Guid::NONE,
             description: description.to_owned(),
+            site: None,
             ports: 2,
             port: PortConfig::default(),
             vendor_id: 0x02c9,
@@ -116,8 +119,10 @@ pub struct SwitchConfig {
     pub node_guid: Guid,
     /// NodeInfo:SystemImageGUID; [`Guid::NONE`] takes the node GUID.
     pub system_image_guid: Guid,
-    /// NodeDescription, UTF-8; cut after 64 bytes.
+    /// The node's name at its own site, and NodeDescription if it has none; UTF-8.
     pub description: String,
+    /// The site, of a fabric that may be joined with others: NodeDescription is `description@site` then. Cut after 64 bytes.
+    pub site: Option<String>,
     /// External ports, 1 to [`SwitchConfig::MAX_PORTS`]; more are not made.
     pub ports: u8,
     /// What the ports support.
@@ -151,6 +156,7 @@ impl SwitchConfig {
             node_guid,
             system_image_guid: Guid::NONE,
             description: description.to_owned(),
+            site: None,
             ports,
             port: PortConfig::default(),
             vendor_id: 0x02c9,

@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod description;
 mod drops;
 mod fabric;
 mod frame;

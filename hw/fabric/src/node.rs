@@ -9,6 +9,7 @@ use ib_wire::notice::LocalChanges;
 use ib_wire::smp::{CapabilityMask, CapabilityMask2, LinkSpeed, LinkSpeedExt, NodeDescription};
 use ib_wire::{Guid, Lid, Lmc, MKey, PKey, PortNum, Sl, SubnetPrefix, Vl};
 
+use crate::description::{described, name_in};
 use crate::link::{fastest, fastest_extended, widest};
 use crate::pma::Samples;
 use crate::switch::Tables;
@@ -39,6 +40,7 @@ pub struct Node {
     pub system_image_guid: Guid,
     /// NodeDescription.
     pub description: NodeDescription,
+    site: Option<String>,
     /// NodeInfo:VendorID.
     pub vendor_id: u32,
     /// NodeInfo:DeviceID.
@@ -192,7 +194,8 @@ impl Node {
         Self {
             node_guid: config.node_guid,
             system_image_guid: image,
-            description: NodeDescription::new(&config.description),
+            description: described(&config.description, config.site.as_deref()),
+            site: config.site.clone(),
             vendor_id: config.vendor_id,
             device_id: config.device_id,
             revision: config.revision,
@@ -249,7 +252,8 @@ impl Node {
         Self {
             node_guid: config.node_guid,
             system_image_guid: image,
-            description: NodeDescription::new(&config.description),
+            description: described(&config.description, config.site.as_deref()),
+            site: config.site.clone(),
             vendor_id: config.vendor_id,
             device_id: config.device_id,
             revision: config.revision,
@@ -470,6 +474,13 @@ impl Node {
     #[must_use]
     pub fn has_port_changes(&self) -> bool {
         self.ports.iter().any(|port| !port.pending.is_empty())
+    }
+
+    /// Returns the name of the node at its own site: its description, without the site. `None` if that is no UTF-8.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        let text = self.description.as_str()?;
+        Some(name_in(text, self.site.as_deref()))
     }
 
     /// Writes the description and tells the SM of each end port: two ports may be in two subnets.

@@ -111,6 +111,15 @@ pub struct Built {
 }
 
 impl Topology {
+    /// Sets the site of all nodes, which other sites see in their descriptions.
+    pub fn name_site(&mut self, site: &str) {
+        let switches = self.switches.iter_mut().map(|switch| &mut switch.site);
+        let hcas = self.hcas.iter_mut().map(|hca| &mut hca.site);
+        switches
+            .chain(hcas)
+            .for_each(|of| *of = Some(site.to_owned()));
+    }
+
     /// Sets GUIDs of a site for nodes without a GUID of their own, as all of the built-in topologies are: `guid` of numbers from 0 on.
     /// Fabrics of several sites that are joined then have no GUID twice.
     ///

@@ -143,8 +143,8 @@ impl Inventory {
             })
     }
 
-    /// A node by its description, by the name that its topology file has for it, or by its node GUID as
-    /// `0x` and its digits.
+    /// A node by its name, as its own site or others have it, by the name that its topology file has for it, or by its node GUID
+    /// as `0x` and its digits.
     #[must_use]
     pub fn node(&self, name: &str) -> Option<NodeId> {
         if let Some(node) = self.names.get(name) {
@@ -156,7 +156,8 @@ impl Inventory {
         let mut ids = fabric.nodes().map(|(id, _)| id);
         ids.find(|id| {
             fabric.node(*id).is_some_and(|node| {
-                node.description.as_str() == Some(name) || Some(node.node_guid.get()) == guid
+                let names = [node.name(), node.description.as_str()];
+                names.contains(&Some(name)) || Some(node.node_guid.get()) == guid
             })
         })
     }
@@ -168,10 +169,10 @@ impl Inventory {
         host.is_some_and(|host| self.world.host(host).is_bare())
     }
 
-    /// Returns the description of a node.
+    /// Returns the name of a node at this site.
     pub(super) fn node_name(&self, id: NodeId) -> String {
         let node = self.fabric_node(id);
-        let name = node.and_then(|node| node.description.as_str());
+        let name = node.and_then(|node| node.name());
         name.unwrap_or("?").to_owned()
     }
 

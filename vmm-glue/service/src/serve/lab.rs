@@ -106,6 +106,7 @@ impl Lab {
         } = options.topology.plan()?;
         if let Some(site) = options.site_name()? {
             topology.move_to_site(|number| site.guid(number))?;
+            topology.name_site(&site.to_string());
         }
         let (fabric, built) = topology.build(secret);
         let cast = Cast::new(options, &topology, &names)?;

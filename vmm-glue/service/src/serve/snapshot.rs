@@ -392,7 +392,7 @@ fn place(ids: &[NodeId], at: Endpoint) -> Option<PortAt> {
 }
 
 fn node_name(node: &FabricNode) -> &str {
-    node.description.as_str().unwrap_or("?")
+    node.name().unwrap_or("?")
 }
 
 /// Returns the end ports of a node: of a switch, port 0.

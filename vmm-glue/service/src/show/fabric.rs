@@ -193,12 +193,12 @@ fn ends(fabric: &Fabric, id: NodeId) -> impl Iterator<Item = Endpoint> {
     ports.iter().map(move |port| id.port(port.number.0))
 }
 
-/// Returns the description of a node, or its GUID if it has none.
+/// Returns the name of a node at this site, or its GUID if it has none.
 pub(super) fn name(fabric: &Fabric, id: NodeId) -> String {
     let Some(node) = fabric.node(id) else {
         return String::new();
     };
-    match node.description.as_str() {
+    match node.name() {
         None | Some("") => node.node_guid.to_string(),
         Some(name) => name.to_owned(),
     }
