@@ -164,8 +164,11 @@ fn two_services_are_one_subnet_for_stock_programs() {
 
 /// Runs `rping` between a site that listens on its first VF and another one that has an address of it.
 fn rping(server: &Lab, client: &Lab, address: &str) {
-    let listening = ["rping", "-s", "-C", "10"];
-    let mut listening = server.on(Shim::Vhca, "H1-1/1", &listening);
+    rping_with(server, client, &["rping", "-s", "-C", "10"], address);
+}
+
+fn rping_with(server: &Lab, client: &Lab, listening: &[&str], address: &str) {
+    let mut listening = server.on(Shim::Vhca, "H1-1/1", listening);
     let mut listening = listening.stdout(Stdio::null()).spawn().unwrap();
     let asking = ["rping", "-c", "-a", address, "-C", "10"];
     let succeeds = || {
@@ -182,6 +185,15 @@ fn programs_of_two_sites_find_each_other_by_addresses_of_one_network() {
     assert_eq!(sites.southern_guids().len(), 8);
     rping(&sites.north, &sites.south, "10.77.1.1");
     rping(&sites.south, &sites.north, "10.77.101.1");
+    // By an address of the listener's network namespace, which is not the service's.
+    let alone =
+        "ip link set lo up && ip address add 10.1.0.5/32 dev lo && exec rping -s -a 10.1.0.5 -C 10";
+    let alone = ["unshare", "-rn", "sh", "-c", alone];
+    rping_with(&sites.north, &sites.south, &alone, "10.1.0.5");
+    // It is no longer the VF's when its program is gone.
+    let nowhere = ["rping", "-c", "-a", "10.1.0.5", "-C", "1"];
+    let mut nowhere = sites.north.on(Shim::Vhca, "H2-1/1", &nowhere);
+    assert!(!nowhere.output().unwrap().status.success());
     let nowhere = ["rping", "-c", "-a", "10.77.200.1", "-C", "1"];
     let mut nowhere = sites.north.on(Shim::Vhca, "H2-1/1", &nowhere);
     assert!(!nowhere.output().unwrap().status.success());

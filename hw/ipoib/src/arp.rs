@@ -173,6 +173,18 @@ impl Arp {
         self.transmits.clear();
     }
 
+    /// Returns the own address.
+    #[must_use]
+    pub const fn ip(&self) -> Ipv4Addr {
+        self.ip
+    }
+
+    /// Returns `true` between [`Self::start`] and [`Self::stop`].
+    #[must_use]
+    pub const fn is_started(&self) -> bool {
+        !matches!(self.claim, Claim::Stopped)
+    }
+
     /// Returns `true` once the address is the node's own.
     #[must_use]
     pub const fn holds_address(&self) -> bool {

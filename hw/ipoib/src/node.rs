@@ -1,5 +1,7 @@
 //! ARP on a queue pair of an HCA, as a member of the broadcast group.
 
+use alloc::vec::Vec;
+use core::iter;
 use core::net::Ipv4Addr;
 
 use hca_api::{Hca, HcaError, QpKind, UdDestination};
@@ -58,6 +60,8 @@ struct Link {
 #[derive(Debug)]
 pub struct Node {
     arp: Arp,
+    /// Further addresses, which are claimed, and by which nothing is looked up.
+    aliases: Vec<Arp>,
     membership: Option<Membership>,
     link: Option<Link>,
     failed_links: u64,
@@ -69,10 +73,31 @@ impl Node {
     pub const fn new(ip: Ipv4Addr) -> Self {
         Self {
             arp: Arp::new(ip),
+            aliases: Vec::new(),
             membership: None,
             link: None,
             failed_links: 0,
         }
+    }
+
+    /// Sets the addresses that the node has besides its own one, in place of those that it had. It claims each that is new, and asks for
+    /// none of the others' by them. [`Self::poll`] must follow.
+    pub fn set_aliases(&mut self, aliases: &[Ipv4Addr]) {
+        let own = self.arp.ip();
+        self.aliases.retain(|held| aliases.contains(&held.ip()));
+        for ip in aliases {
+            if *ip != own && !self.aliases.iter().any(|held| held.ip() == *ip) {
+                self.aliases.push(Arp::new(*ip));
+            }
+        }
+    }
+
+    fn arps(&self) -> impl Iterator<Item = &Arp> {
+        iter::once(&self.arp).chain(&self.aliases)
+    }
+
+    fn arps_mut(&mut self) -> impl Iterator<Item = &mut Arp> {
+        iter::once(&mut self.arp).chain(&mut self.aliases)
     }
 
     /// Looks an address up: see [`Arp::resolve`]. [`Self::poll`] must follow.
@@ -83,7 +108,7 @@ impl Node {
     /// Returns the next event. To be polled after [`Self::poll`].
     #[must_use]
     pub fn poll_event(&mut self) -> Option<ArpEvent> {
-        self.arp.poll_event()
+        self.arps_mut().find_map(Arp::poll_event)
     }
 
     /// Returns the counters of packets.
@@ -148,7 +173,7 @@ impl Node {
             if let Ok(link) = opened {
                 let hardware = link.hardware(gid);
                 self.link = Some(link);
-                self.arp.start(now, hardware);
+                self.arps_mut().for_each(|arp| arp.start(now, hardware));
             }
         }
         true
@@ -163,8 +188,15 @@ impl Node {
         port: &mut EndPort<G>,
     ) -> bool {
         self.follow_port(now, hca, port);
-        self.arp.handle_timeout(now);
-        let Some(link) = &mut self.link else {
+        if let Some((hardware, _)) = self.link() {
+            let new = self.aliases.iter_mut().filter(|alias| !alias.is_started());
+            new.for_each(|alias| alias.start(now, hardware));
+        }
+        self.arps_mut().for_each(|arp| arp.handle_timeout(now));
+        let Self {
+            arp, aliases, link, ..
+        } = self;
+        let Some(link) = link else {
             return false;
         };
         let mut left = BUDGET;
@@ -174,15 +206,18 @@ impl Node {
         {
             left -= 1;
             let bytes = &packet[..received.len.min(LOOKED_AT)];
-            if let Some(reply) = self.arp.handle_packet(now, sender(&received), bytes) {
-                let back = link.back_to(&received);
-                // A reply without room is covered by the next request.
-                let _ = link.qp.send(hca, Some(&back), reply.as_bytes());
+            for arp in iter::once(&mut *arp).chain(&mut *aliases) {
+                if let Some(reply) = arp.handle_packet(now, sender(&received), bytes) {
+                    let back = link.back_to(&received);
+                    // A reply without room is covered by the next request.
+                    let _ = link.qp.send(hca, Some(&back), reply.as_bytes());
+                }
             }
         }
         let group = group_destination(link.qp.spec().port, &link.group);
+        let mut arps = iter::once(arp).chain(aliases);
         while link.qp.can_send()
-            && let Some(request) = self.arp.poll_transmit()
+            && let Some(request) = arps.find_map(Arp::poll_transmit)
         {
             let _ = link.qp.send(hca, Some(&group), request.as_bytes());
         }
@@ -193,11 +228,12 @@ impl Node {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let can_send = self.link.as_ref().is_some_and(|link| link.qp.can_send());
-        if can_send && self.arp.has_transmit() {
+        if can_send && self.arps().any(Arp::has_transmit) {
             return Some(Instant::ZERO);
         }
         let again = self.membership.and_then(|own| own.again);
-        self.arp.poll_timeout().into_iter().chain(again).min()
+        let of_arps = self.arps().filter_map(Arp::poll_timeout);
+        of_arps.chain(again).min()
     }
 
     /// Forgets the membership, because the port that asked for it is gone: the next [`Self::poll`] has another one ask.
@@ -259,7 +295,7 @@ impl Node {
     }
 
     fn close_link(&mut self, hca: &mut dyn Hca) {
-        self.arp.stop();
+        self.arps_mut().for_each(Arp::stop);
         if let Some(link) = self.link.take() {
             link.close(hca);
         }

@@ -60,7 +60,7 @@ pub enum Verb {
     },
     /// Answers a netlink message; the body is the message.
     Netlink,
-    /// Opens a file of the RDMA CM, whose events its channel carries.
+    /// Opens a file of the RDMA CM, whose events its channel carries. The body is a [`Namespace`](crate::Namespace), or empty.
     OpenCm,
     /// Returns a record that the library took from a channel; the body is the record. There is no answer. See
     /// [`PutBackLimit`].

@@ -23,6 +23,7 @@ use verbs_link::{
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::descriptors::{FileKind, Identity, OpenFile};
+use crate::interface_lists::network_namespace;
 use crate::polling::Polling;
 use crate::refusal::Refusal;
 use crate::ring_mapping::RingMapping;
@@ -582,7 +583,8 @@ fn adopt_channel(
 /// Opens a file of the RDMA CM.
 pub(crate) fn open_rdma_cm() -> Result<OwnedFd, Errno> {
     let session = session()?;
-    let (reply, attachments) = session.call(Verb::OpenCm, &[], None)?;
+    let body = network_namespace().encode();
+    let (reply, attachments) = session.call(Verb::OpenCm, &[&body], None)?;
     adopt_channel(&session, reply.opened, attachments, FileKind::RdmaCm)
 }
 

@@ -7,6 +7,7 @@ use ib_wire::Gid;
 
 use crate::Errno;
 use crate::abi::rdma_cm::{ADDRESS_SIZE, PS_IB, PS_TCP, PS_UDP};
+use crate::namespace::is_of_a_node;
 
 /// Families (`AF_*`).
 const INET: u16 = 2;
@@ -18,9 +19,11 @@ const IB: u16 = 27;
 pub struct AddressBook {
     /// Address of the VF that asks.
     pub own: Ipv4Addr,
+    /// Further addresses by which other nodes find that VF.
+    pub aliases: Vec<Ipv4Addr>,
     /// GIDs of the VFs that have one.
     pub gids: BTreeMap<Ipv4Addr, Gid>,
-    /// Network whose other addresses are found by the owner of the ids: see
+    /// Network of the VFs' addresses, if the owner of the ids finds others, of this network or not: see
     /// [`RdmaCm::poll_lookup`](super::RdmaCm::poll_lookup).
     pub network: Option<Network>,
 }
@@ -35,12 +38,24 @@ pub struct Network {
 }
 
 impl Network {
-    /// Returns `true` if an address is one of a node of the network: neither its first nor its last one.
+    /// Returns `true` if an address is of the network.
     #[must_use]
-    pub fn holds(&self, address: Ipv4Addr) -> bool {
-        let host = u32::MAX.checked_shr(self.prefix.into()).unwrap_or(0);
-        let is_inside = (self.base.to_bits() ^ address.to_bits()) & !host == 0;
-        is_inside && !matches!(address.to_bits() & host, 0) && address.to_bits() & host != host
+    pub fn contains(&self, address: Ipv4Addr) -> bool {
+        (self.base.to_bits() ^ address.to_bits()) & !self.host_bits() == 0
+    }
+
+    /// Returns `true` if an address can be that of a node: of the network neither the first nor the last one.
+    #[must_use]
+    pub fn may_be_a_node(&self, address: Ipv4Addr) -> bool {
+        let ends = [0, self.host_bits()];
+        let is_end =
+            self.contains(address) && ends.contains(&(address.to_bits() & self.host_bits()));
+        is_of_a_node(address) && !is_end
+    }
+
+    /// Returns the bits of an address that distinguish nodes.
+    fn host_bits(&self) -> u32 {
+        u32::MAX.checked_shr(self.prefix.into()).unwrap_or(0)
     }
 }
 
@@ -48,6 +63,7 @@ impl Default for AddressBook {
     fn default() -> Self {
         Self {
             own: Ipv4Addr::UNSPECIFIED,
+            aliases: Vec::new(),
             gids: BTreeMap::new(),
             network: None,
         }
@@ -73,13 +89,14 @@ impl AddressBook {
         let IpAddr::V4(address) = address.to_canonical() else {
             return None;
         };
-        let network = self.network.filter(|network| network.holds(address));
+        let network = self
+            .network
+            .filter(|network| network.may_be_a_node(address));
         network.map(|_| address)
     }
 
-    const fn is_own_v4(&self, address: Ipv4Addr) -> bool {
-        address.to_bits() == self.own.to_bits()
-            || address.to_bits() == Ipv4Addr::LOCALHOST.to_bits()
+    fn is_own_v4(&self, address: Ipv4Addr) -> bool {
+        [self.own, Ipv4Addr::LOCALHOST].contains(&address) || self.aliases.contains(&address)
     }
 
     /// Returns the address by which others find the VF, for one of the host itself.
@@ -435,8 +452,16 @@ mod tests {
         assert_eq!(looked_up(&book, "10.77.1.1").as_deref(), Some("10.77.1.1"));
         let mapped = looked_up(&book, "::ffff:10.77.1.1");
         assert_eq!(mapped.as_deref(), Some("10.77.1.1"));
-        for outside in ["10.78.1.1", "10.77.0.0", "10.77.255.255", "fe80::1"] {
-            assert_eq!(looked_up(&book, outside), None, "{outside}");
+        // Programs have addresses of other networks, too.
+        assert_eq!(looked_up(&book, "10.78.0.0").as_deref(), Some("10.78.0.0"));
+        for none in [
+            "10.77.0.0",
+            "10.77.255.255",
+            "127.0.0.2",
+            "224.0.0.1",
+            "fe80::1",
+        ] {
+            assert_eq!(looked_up(&book, none), None, "{none}");
         }
     }
 
@@ -447,12 +472,14 @@ mod tests {
         let addresses = [(Ipv4Addr::new(127, 77, 1, 2), peer)];
         let book = AddressBook {
             own: Ipv4Addr::new(127, 77, 1, 1),
+            aliases: vec![Ipv4Addr::new(10, 1, 0, 5)],
             gids: addresses.into_iter().collect(),
             network: None,
         };
         let gid = |text: &str| book.gid(text.parse().unwrap(), own);
         assert_eq!(gid("127.77.1.1"), Some(own));
         assert_eq!(gid("127.0.0.1"), Some(own));
+        assert_eq!(gid("10.1.0.5"), Some(own));
         assert_eq!(gid("::1"), Some(own));
         assert_eq!(gid("127.77.1.2"), Some(peer));
         assert_eq!(gid("::ffff:127.77.1.2"), Some(peer));
@@ -467,6 +494,7 @@ mod tests {
         };
         assert_eq!(bindable("127.0.0.1").as_deref(), Ok("127.77.1.1"));
         assert_eq!(bindable("::1"), Ok(Ipv6Addr::from(own.0).to_string()));
+        assert_eq!(bindable("10.1.0.5").as_deref(), Ok("10.1.0.5"));
         assert_eq!(bindable("0.0.0.0").as_deref(), Ok("0.0.0.0"));
         assert_eq!(bindable("127.77.1.2"), Err(Errno::EADDRNOTAVAIL));
         let ib = |gid| {

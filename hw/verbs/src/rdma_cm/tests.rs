@@ -35,6 +35,7 @@ fn opened() -> Opened {
         adapter,
         port,
         book: AddressBook {
+            aliases: Vec::new(),
             own: Ipv4Addr::new(127, 77, 1, 1),
             gids: BTreeMap::new(),
             network: None,

@@ -146,6 +146,7 @@ impl Ids {
             cm,
             book: AddressBook {
                 own: OWN,
+                aliases: Vec::new(),
                 gids: BTreeMap::from([(Ipv4Addr::new(127, 77, 9, 9), Gid([9; 16])), (OWN, gid)]),
                 network: None,
             },

@@ -1,7 +1,9 @@
 //! What is served: a world whose nodes and hosts have names.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::os::fd::RawFd;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use emulated_hca::{Built, Endpoint, Fabric, HcaConfig, NodeId};
@@ -74,6 +76,8 @@ pub struct Lab {
     /// The VFs that programs on libibverbs can have.
     pub(super) process_vfs: BTreeMap<HostFunction, ProcessVf>,
     pub(super) address_conflicts: Conflicts,
+    /// Number of the service's own network namespace, if it can be read.
+    pub(super) network_namespace: Option<u64>,
     /// When the service was started, since the Unix epoch.
     pub(super) started: Duration,
     /// Programs that use Linux' umad.
@@ -149,6 +153,9 @@ impl Lab {
             seats: BTreeMap::new(),
             process_vfs: BTreeMap::new(),
             address_conflicts: Conflicts::default(),
+            network_namespace: fs::metadata("/proc/self/ns/net")
+                .ok()
+                .map(|file| file.ino()),
             started: Duration::ZERO,
             programs: Programs::default(),
             sockets: Sockets::default(),

@@ -155,6 +155,7 @@ impl Opened {
         };
         let bytes = [header.as_bytes(), payload].concat();
         let book = AddressBook {
+            aliases: Vec::new(),
             own: OWN,
             gids: BTreeMap::new(),
             network: None,

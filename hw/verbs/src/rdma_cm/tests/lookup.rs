@@ -9,6 +9,7 @@ fn on_a_network() -> Opened {
     let mut opened = opened();
     opened.book = AddressBook {
         own: Ipv4Addr::new(10, 77, 1, 1),
+        aliases: Vec::new(),
         gids: BTreeMap::new(),
         network: Some(Network {
             base: Ipv4Addr::new(10, 77, 0, 0),
@@ -79,7 +80,7 @@ fn an_address_that_no_node_answers_for_is_an_error_and_may_be_tried_again() {
         opened.found(None);
         assert_eq!(opened.events(), [(10, cm_event::ADDR_ERROR, -110)]);
     }
-    opened.resolve(id, None, at("10.78.9.9", 1)).unwrap();
+    opened.resolve(id, None, at("10.77.255.255", 1)).unwrap();
     assert_eq!(opened.cm.poll_lookup(), None);
     assert_eq!(opened.events(), [(10, cm_event::ADDR_ERROR, -110)]);
 }

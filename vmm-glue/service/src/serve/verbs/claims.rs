@@ -1,6 +1,7 @@
 //! VFs that programs can have, and which of them a program gets.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
@@ -10,9 +11,9 @@ use hca_api::Hca;
 use ib_wire::Gid;
 use pf_context::inspect::Inspect;
 use rustix::process::Pid;
-use verbs_link::{AddressBook, Budget, DeviceView, Resources};
+use verbs_link::{AddressBook, Budget, DeviceView, Namespace, Resources};
 use vf_tunnel::VfId;
-use vhca::world::{HostFunction, HostId};
+use vhca::world::{HostFunction, HostId, VfError};
 use vhca_receiver::PassedFd;
 
 use super::memory::ProcessMemory;
@@ -50,13 +51,8 @@ impl Lab {
         let beyond = network.beyond();
         if beyond.is_some() {
             program = program.with_node(address, self.address_conflicts.sender());
-            // Guests ask without a GRH for a datagram service: the address in their request names the VF.
-            let named = SidrEntry {
-                target: SidrTarget::Address(address.into()),
-                pkey: None,
-            };
-            let set = self.world_mut().context_mut(host).set_sidr(vf, &[named]);
-            set.map_err(|error| LabError::Vf(host_name.to_owned(), vf, error.into()))?;
+            let named = self.name_for_datagrams(host, vf, &[address]);
+            named.map_err(|error| LabError::Vf(host_name.to_owned(), vf, error))?;
         }
         let placed = self.world_mut().add_consumer(host, vf, Box::new(program));
         let at = placed.map_err(|error| LabError::Device(host_name.to_owned(), vf, error))?;
@@ -67,6 +63,7 @@ impl Lab {
             vf: Some(vf),
             memory,
             network: beyond,
+            aliases: Vec::new(),
             holder: None,
         };
         self.process_vfs.insert(at, offered);
@@ -91,6 +88,7 @@ impl Lab {
                 vf: None,
                 memory,
                 network: None,
+                aliases: Vec::new(),
                 holder: None,
             };
             self.process_vfs.insert(at, offered);
@@ -235,6 +233,57 @@ impl Lab {
             offered.memory.set(None);
             offered.holder = None;
         }
+        self.set_aliases(at, Vec::new());
+    }
+
+    /// Has other nodes find the VF of a program by the addresses of the program's network namespace, unless that is the service's own:
+    /// the addresses are the machine's then.
+    pub(super) fn take_namespace(&mut self, at: HostFunction, namespace: Namespace) {
+        let is_own = self
+            .network_namespace
+            .is_none_or(|own| own == namespace.number);
+        let network = self.process_vfs.get(&at).and_then(|vf| vf.network);
+        if let Some(network) = network.filter(|_| !is_own && namespace.number != 0) {
+            let mut addresses = namespace.addresses;
+            // Those are of VFs.
+            addresses.retain(|address| !network.contains(*address));
+            self.set_aliases(at, addresses);
+        }
+    }
+
+    fn set_aliases(&mut self, at: HostFunction, aliases: Vec<Ipv4Addr>) {
+        let Some(offered) = self.process_vfs.get_mut(&at) else {
+            return;
+        };
+        if offered.aliases == aliases {
+            return;
+        }
+        offered.aliases.clone_from(&aliases);
+        let (host, vf, own) = (offered.host, offered.vf, offered.address);
+        self.world_mut()
+            .with_consumer(at, |program: &mut VfProgram, _, _| {
+                program.set_aliases(&aliases)
+            });
+        if let Some((vf, own)) = vf.zip(own) {
+            let all: Vec<Ipv4Addr> = iter::once(own).chain(aliases).collect();
+            // Without a name guests do not find datagram services by it, and everything else goes on.
+            let _ = self.name_for_datagrams(host, vf, &all);
+        }
+    }
+
+    /// Names a VF by addresses in requests for datagram services, which guests send without a GRH.
+    fn name_for_datagrams(
+        &mut self,
+        host: HostId,
+        vf: VfId,
+        addresses: &[Ipv4Addr],
+    ) -> Result<(), VfError> {
+        let entries = addresses.iter().map(|address| SidrEntry {
+            target: SidrTarget::Address((*address).into()),
+            pkey: None,
+        });
+        let entries: Vec<SidrEntry> = entries.collect();
+        Ok(self.world_mut().context_mut(host).set_sidr(vf, &entries)?)
     }
 
     /// Returns the address of a VF. `None` if the network has none for its host.
@@ -249,6 +298,7 @@ impl Lab {
     pub(super) fn addresses(&self, at: HostFunction) -> Option<AddressBook> {
         let asking = self.process_vfs.get(&at)?;
         let (own, network) = (asking.address?, asking.network);
+        let aliases = asking.aliases.clone();
         let hosts: BTreeSet<HostId> = self.process_vfs.values().map(|vf| vf.host).collect();
         let gids: BTreeMap<(HostId, VfId), Gid> = hosts
             .iter()
@@ -261,6 +311,7 @@ impl Lab {
         let known = known.filter_map(|vf| Some((vf.address?, *gids.get(&(vf.host, vf.vf?))?)));
         Some(AddressBook {
             own,
+            aliases,
             gids: known.collect(),
             network,
         })

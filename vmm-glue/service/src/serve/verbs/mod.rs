@@ -23,7 +23,8 @@ use hca_api::{AddressSpace, FunctionId, Hca};
 use ib_vtime::{Duration, Instant};
 use verbs_link::abi::rdma_cm::{CmCommandHeader, SetOption};
 use verbs_link::{
-    ArmLayout, CallReply, ChannelId, Errno, EventRecord, RdmaCm, Reply, Request, Verb, netlink,
+    ArmLayout, CallReply, ChannelId, Errno, EventRecord, Namespace, RdmaCm, Reply, Request, Verb,
+    netlink,
 };
 use vf_uverbs::{ContextId, ProcessDevice};
 use zerocopy::{FromBytes, IntoBytes};
@@ -287,6 +288,7 @@ fn carry_out(
             Outcome::Silent
         }
         Verb::OpenCm => {
+            turn.lab.take_namespace(at, Namespace::decode(request.body));
             let world = turn.lab.world_mut();
             let opened = world.with_consumer(at, |program: &mut VfProgram, hca, now| {
                 program.open_cm(now, hca)

@@ -20,8 +20,10 @@ pub(crate) struct ProcessVf {
     pub(super) memory: ProcessMemory,
     /// Address for the RDMA CM, which bare nodes do not have.
     pub(super) address: Option<Ipv4Addr>,
-    /// Network of the address, if addresses that no VF of the service has are looked up there.
+    /// Network of the address, if addresses that no VF of the service has are looked up.
     pub(super) network: Option<Network>,
+    /// Addresses of its process's network namespace, by which other nodes find it as well.
+    pub(super) aliases: Vec<Ipv4Addr>,
     pub(super) holder: Option<Holder>,
 }
 

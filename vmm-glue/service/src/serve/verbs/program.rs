@@ -118,6 +118,13 @@ impl VfProgram {
         }
     }
 
+    /// Sets the addresses at which the VF's node answers besides its own one.
+    pub(super) fn set_aliases(&mut self, aliases: &[Ipv4Addr]) {
+        if let Some(node) = &mut self.node {
+            node.set_aliases(aliases);
+        }
+    }
+
     /// Returns the hardware address at which the VF's node answers, and the bytes of its longest IP packet if the broadcast group says
     /// so. `None` while it is not in the group, or if it is no node.
     pub(super) fn link(&self) -> Option<(HardwareAddress, Option<u32>)> {
