@@ -113,7 +113,9 @@ impl PacketRun {
                 match run.operation {
                     RunOperation::Send(_) | RunOperation::Write(..) => is_cut(run.first, run.last),
                     RunOperation::AtomicWrite(_) => packets == 1,
-                    RunOperation::Read(_) | RunOperation::Atomic(..) => len == 0,
+                    RunOperation::Read(_) | RunOperation::Atomic(..) | RunOperation::Flush(..) => {
+                        len == 0
+                    }
                     RunOperation::Reserved => false,
                 }
             }

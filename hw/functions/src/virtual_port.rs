@@ -29,7 +29,8 @@ const CAPS: DeviceCaps = DeviceCaps::BAD_PKEY_COUNTER
     .union(DeviceCaps::UC)
     .union(DeviceCaps::UD)
     .union(DeviceCaps::ATOMIC)
-    .union(DeviceCaps::ATOMIC_WRITE);
+    .union(DeviceCaps::ATOMIC_WRITE)
+    .union(DeviceCaps::FLUSH_GLOBAL);
 
 /// Capability bits that announce a manager behind QP0 or QP1; a VF has neither.
 const GUARDED: u32 =

@@ -49,6 +49,8 @@ bitflags! {
         /// Consumers choose keys of memory regions ([`MrSpec::key`](crate::MrSpec::key)) and numbers of queue pairs
         /// ([`QpSpec::qpn`](crate::QpSpec::qpn)). Without it both are the provider's, whatever the consumer asks for.
         const CHOSEN_NAMES = 1 << 21;
+        /// Flushes that make writes visible to all that read the memory ([`AccessFlags::FLUSH_GLOBAL`](crate::AccessFlags::FLUSH_GLOBAL)).
+        const FLUSH_GLOBAL = 1 << 22;
     }
 }
 

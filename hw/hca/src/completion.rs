@@ -110,6 +110,8 @@ pub enum CompletionOp {
     FetchAdd,
     /// An atomic write.
     AtomicWrite,
+    /// A flush.
+    Flush,
     /// A window bind.
     BindWindow,
     /// A local invalidate.

@@ -14,7 +14,7 @@ use crate::{DmaFault, HcaError, LKey, MrHandle, MwHandle, PdHandle, RKey};
 bitflags! {
     /// Rights to a region, a window or a QP (IBA 10.6.3).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    pub struct AccessFlags: u8 {
+    pub struct AccessFlags: u16 {
         /// The device may write for local requests.
         const LOCAL_WRITE = 1 << 0;
         /// Peers may write.
@@ -29,6 +29,10 @@ bitflags! {
         const ZERO_BASED = 1 << 5;
         /// Peers may invalidate the key by a send; of regions for fast registration.
         const REMOTE_INVALIDATE = 1 << 6;
+        /// Peers may flush, so that all that read the memory find their writes (IBA annex A19).
+        const FLUSH_GLOBAL = 1 << 8;
+        /// Peers may flush to persistent memory. A queue pair may have the right; a region without such memory may not.
+        const FLUSH_PERSISTENT = 1 << 9;
     }
 }
 

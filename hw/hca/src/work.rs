@@ -1,6 +1,7 @@
 //! Work requests.
 
 use bitflags::bitflags;
+use ib_wire::packet::FlushPlacement;
 use ib_wire::{PKeyIndex, QKey, Qpn};
 
 use crate::{AccessFlags, AddressVector, AvHandle, LKey, RKey};
@@ -166,6 +167,18 @@ pub enum SendOp<'a> {
     /// Write 8 bytes at once to an address that is a multiple of 8 (IBA 1.6, ATOMIC WRITE); RC only. It counts among the reads and atomic
     /// operations that may be outstanding.
     AtomicWrite(RemoteAddress),
+    /// Flush what earlier requests of the queue pair stored at the peer (IBA annex A19); RC only. The payload is ignored. It counts among the
+    /// reads and atomic operations that may be outstanding.
+    Flush {
+        /// Where. Of a whole region the key alone counts.
+        remote: RemoteAddress,
+        /// Bytes of a range, or `None` for the whole region.
+        len: Option<u32>,
+        /// What the peer ensures before it answers. It refuses a placement without the right of its queue pair
+        /// ([`CompletionStatus::RemoteInvalidRequest`](crate::CompletionStatus::RemoteInvalidRequest)) or of the region
+        /// ([`CompletionStatus::RemoteAccess`](crate::CompletionStatus::RemoteAccess)).
+        placement: FlushPlacement,
+    },
     /// Bind a memory window; RC only.
     BindWindow(MwBind),
     /// Invalidate a local region for fast registration or a window of type 2, when all earlier requests are complete; RC only. A refused one completes with

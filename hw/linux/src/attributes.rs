@@ -36,7 +36,10 @@ pub(crate) fn refused_request(error: &io::Error) -> HcaError {
 
 /// Returns rights as `enum ibv_access_flags`, which has other bits behind the first six.
 pub(crate) fn access_flags(access: AccessFlags) -> i32 {
-    (access - AccessFlags::REMOTE_INVALIDATE).bits().into()
+    let behind = AccessFlags::REMOTE_INVALIDATE
+        .union(AccessFlags::FLUSH_GLOBAL)
+        .union(AccessFlags::FLUSH_PERSISTENT);
+    (access - behind).bits().into()
 }
 
 impl From<&Sge> for abi::Sge {
@@ -216,7 +219,7 @@ pub(crate) fn attributes(
     from: &QpAttr,
 ) -> QpAttributes {
     let primary = address(&from.ah_attr).filter(|_| !kind.is_datagram());
-    let access = u8::try_from(from.qp_access_flags & 0x3f).unwrap_or(0);
+    let access = u16::try_from(from.qp_access_flags & 0x3f).unwrap_or(0);
     QpAttributes {
         kind,
         numbers: QpNumbers {

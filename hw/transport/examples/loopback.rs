@@ -10,6 +10,7 @@ use ib_transport::{
     RequesterConfig, ResponderConfig, RetryCount, RnrRetryCount, RnrTimer, Status, Taken,
 };
 use ib_vtime::Instant;
+use ib_wire::packet::FlushPlacement;
 use ib_wire::{Mtu, Psn, RKey};
 
 const KEY: RKey = RKey::new(0x1234);
@@ -104,6 +105,16 @@ impl Effects for Host {
         self.place((), addr, payload)
     }
 
+    fn flush(
+        &mut self,
+        key: RKey,
+        range: Option<(u64, u32)>,
+        _: FlushPlacement,
+    ) -> Result<(), RemoteFault> {
+        let (addr, len) = range.unwrap_or_default();
+        self.look_up(key, addr, len, RemoteRight::Write)
+    }
+
     fn fetch(&mut self, (): (), addr: u64, len: u32) -> Result<(), RemoteFault> {
         self.load(usize::try_from(addr).map_err(|_| RemoteFault)?, len);
         Ok(())
@@ -166,6 +177,7 @@ fn connection(first_psn: Psn) -> Option<ReliableConnection<usize, (), u32>> {
             read: true,
             write: true,
             atomic: true,
+            flush: FlushPlacement::GLOBAL,
         },
         max_reads: 4,
         min_rnr_timer: RnrTimer::from_low_bits(12),

@@ -3,6 +3,7 @@
 use core::ops::Range;
 
 use ib_wire::RKey;
+use ib_wire::packet::FlushPlacement;
 
 use crate::request::{AtomicOp, Request, Status};
 
@@ -192,6 +193,18 @@ pub trait Effects {
         region: Self::Region,
         addr: u64,
         payload: Range<u32>,
+    ) -> Result<(), RemoteFault>;
+
+    /// Places what earlier requests stored in a range, as its address and bytes, or in the whole region of the key. The range can be
+    /// of no byte; the key is looked up for it, too. `placement` has bits that the standard knows, at least one.
+    ///
+    /// # Errors
+    /// As [`Self::look_up`], for rights to each placement.
+    fn flush(
+        &mut self,
+        rkey: RKey,
+        range: Option<(u64, u32)>,
+        placement: FlushPlacement,
     ) -> Result<(), RemoteFault>;
 
     /// Makes bytes of a region the payload of the response that the poll under way returns.

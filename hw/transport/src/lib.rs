@@ -60,7 +60,9 @@ pub use effects::{
 };
 pub use inbound::ResponderState;
 pub use psn::{MAX_UNACKNOWLEDGED, PsnOrder};
-pub use request::{AtomicOp, MAX_MESSAGE, Operation, RemoteRange, RemoteStart, Request, Status};
+pub use request::{
+    AtomicOp, Flush, MAX_MESSAGE, Operation, RemoteRange, RemoteStart, Request, Status,
+};
 pub use requester::{Requester, RequesterConfig, RequesterState};
 pub use responder::{RemoteRights, Responder, ResponderConfig};
 pub use run::{Answer, Ending, Response, Run, RunOperation};

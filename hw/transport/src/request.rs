@@ -1,6 +1,7 @@
 //! Requests of a send queue and their completion status.
 
 use ib_wire::RKey;
+use ib_wire::packet::{FlushPlacement, FlushSelectivity};
 
 /// Bytes of the longest message that a RETH may announce (IBA 9.3.3, C9-94).
 pub const MAX_MESSAGE: u32 = 1 << 31;
@@ -91,6 +92,15 @@ impl AtomicOp {
     }
 }
 
+/// Placement and memory of a flush, as a FETH names them (IBA annex A19).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flush {
+    /// Placement of the bytes that earlier requests stored.
+    pub placement: FlushPlacement,
+    /// A range, or the whole region of the key.
+    pub selectivity: FlushSelectivity,
+}
+
 /// The operation of a request (IBA 11.4.1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
@@ -110,6 +120,9 @@ pub enum Operation {
     Atomic(RemoteStart, AtomicOp),
     /// Atomic write of 8 bytes to an address that is a multiple of 8; RC only.
     AtomicWrite(RemoteStart),
+    /// Flush of what earlier requests stored in [`Request::len`] bytes or in the whole region of the key, where address and length
+    /// say nothing; RC only. It uses no byte of its list.
+    Flush(RemoteStart, Flush),
     /// Request that [`Effects::execute`](crate::Effects::execute) carries out: a fast registration or a local invalidate; RC
     /// only. It sends nothing and takes no PSN.
     Local {
@@ -119,19 +132,20 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Returns `true` if the request ends with an answer of its own from the peer: a read, an atomic operation or an atomic write.
+    /// Returns `true` if the request ends with an answer of its own from the peer: a read, an atomic operation, an atomic write or a
+    /// flush.
     #[must_use]
     pub const fn is_read_or_atomic(self) -> bool {
         matches!(
             self,
-            Self::Read(_) | Self::Atomic(..) | Self::AtomicWrite(_)
+            Self::Read(_) | Self::Atomic(..) | Self::AtomicWrite(_) | Self::Flush(..)
         )
     }
 
-    /// Returns the bytes of the read response to a request of `len` bytes. An atomic write is answered by one without data.
+    /// Returns the bytes of the read response to a request of `len` bytes. An atomic write or a flush is answered by one without data.
     pub(crate) const fn answer_len(&self, len: u32) -> u32 {
         match self {
-            Self::AtomicWrite(_) => 0,
+            Self::AtomicWrite(_) | Self::Flush(..) => 0,
             _ => len,
         }
     }
@@ -163,7 +177,7 @@ pub struct Request<B> {
     pub operation: Operation,
     /// Gather list of a send or write, scatter list of a read or atomic operation.
     pub buffer: B,
-    /// Bytes of the list: 8 of an atomic write. An atomic operation uses the first 8.
+    /// Bytes of the list: 8 of an atomic write. An atomic operation uses the first 8. Of a flush: bytes at the peer.
     pub len: u32,
     /// Starts only when every earlier read and atomic operation is complete (IBA 10.8.3.3).
     pub fence: bool,

@@ -8,7 +8,7 @@
 use ib_wire::packet::AethSyndrome;
 use ib_wire::{Psn, RKey};
 
-use crate::request::{AtomicOp, Operation, RemoteRange, RemoteStart};
+use crate::request::{AtomicOp, Flush, Operation, RemoteRange, RemoteStart};
 use crate::timing::PathMtu;
 
 /// The operation of a run of request packets.
@@ -24,6 +24,8 @@ pub enum RunOperation {
     Atomic(RemoteStart, AtomicOp),
     /// Atomic write, always a run of one.
     AtomicWrite(RemoteRange),
+    /// Flush, always a run of one.
+    Flush(RemoteRange, Flush),
     /// An opcode that the service does not have.
     Reserved,
 }
@@ -52,9 +54,11 @@ impl Operation {
             Self::SendInvalidate(key) => return Some(RunOperation::Send(Ending::Invalidate(key))),
             Self::Write(to) => (to, Ending::Plain),
             Self::WriteImmediate(to, data) => (to, Ending::Immediate(data)),
-            Self::Read(_) | Self::Atomic(..) | Self::AtomicWrite(_) | Self::Local { .. } => {
-                return None;
-            }
+            Self::Read(_)
+            | Self::Atomic(..)
+            | Self::AtomicWrite(_)
+            | Self::Flush(..)
+            | Self::Local { .. } => return None,
         };
         let RemoteStart { addr, rkey } = to;
         Some(RunOperation::Write(

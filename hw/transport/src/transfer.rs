@@ -3,11 +3,11 @@
 use ib_wire::Psn;
 use ib_wire::packet::{
     Aeth, AethSyndrome, AtomicAckEth, AtomicEth, AtomicMasks, Bth, BthOpcode, ExtendedHeaders,
-    Ieth, ImmDt, Reth, TransportService,
+    Feth, Ieth, ImmDt, Reth, TransportService,
 };
 use zerocopy::IntoBytes;
 
-use crate::request::{AtomicOp, RemoteRange, RemoteStart};
+use crate::request::{AtomicOp, Flush, RemoteRange, RemoteStart};
 use crate::run::{Answer, Ending, Response, Run, RunOperation};
 use crate::timing::PathMtu;
 
@@ -184,6 +184,10 @@ fn operation(opcode: BthOpcode, extended: &ExtendedHeaders<'_>) -> RunOperation 
         (0x00..=0x05 | 0x16 | 0x17, ..) => RunOperation::Send(ending),
         (0x06..=0x0b, ..) => RunOperation::Write(range, ending),
         (0x0c, Some(range), _) => RunOperation::Read(range),
+        (0x1c, Some(range), _) => match extended.feth {
+            Some(feth) => RunOperation::Flush(range, flush(feth)),
+            None => RunOperation::Reserved,
+        },
         (0x1d, Some(range), _) => RunOperation::AtomicWrite(range),
         (0x13 | 0x14, _, Some(header)) => {
             let start = RemoteStart {
@@ -193,6 +197,13 @@ fn operation(opcode: BthOpcode, extended: &ExtendedHeaders<'_>) -> RunOperation 
             RunOperation::Atomic(start, atomic(opcode, header, extended.atomic_masks))
         }
         _ => RunOperation::Reserved,
+    }
+}
+
+fn flush(feth: &Feth) -> Flush {
+    Flush {
+        placement: feth.placement(),
+        selectivity: feth.selectivity(),
     }
 }
 
@@ -244,11 +255,18 @@ fn request_headers(run: &Run, service: TransportService) -> Option<PacketHeaders
             (operation, ending, range)
         }
         RunOperation::Read(range) => (0x0c, Ending::Plain, Some(range)),
+        RunOperation::Flush(range, _) => (0x1c, Ending::Plain, Some(range)),
         RunOperation::AtomicWrite(range) => (0x1d, Ending::Plain, Some(range)),
         RunOperation::Atomic(start, op) => return Some(atomic_headers(run, service, start, op)),
         RunOperation::Reserved => return None,
     };
     let mut headers = PacketHeaders::new(service, operation, run.psn);
+    if let RunOperation::Flush(_, flush) = run.operation {
+        let mut feth = Feth::default();
+        feth.set_placement(flush.placement);
+        feth.set_selectivity(flush.selectivity);
+        headers = headers.with(feth.as_bytes());
+    }
     if let Some(range) = range {
         let reth = Reth {
             virtual_address: range.addr.into(),

@@ -260,50 +260,6 @@ be_newtype! {
     SmKey(u64, 8), "0x{:016x}"
 }
 
-/// Defines a small unsigned quantity held in one byte, with a mask.
-macro_rules! bits_newtype {
-    ($(#[$meta:meta])* $name:ident, $mask:literal) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub struct $name(u8);
-
-        impl $name {
-            /// The largest legal value.
-            pub const MAX: Self = Self($mask);
-
-            /// Makes the value, if it is in range.
-            #[must_use]
-            pub const fn new(value: u8) -> Option<Self> {
-                if value <= $mask { Some(Self(value)) } else { None }
-            }
-
-            /// Makes the value from the low bits of `value`; the rest is ignored.
-            #[must_use]
-            pub const fn from_low_bits(value: u8) -> Self {
-                Self(value & $mask)
-            }
-
-            /// The value.
-            #[must_use]
-            pub const fn get(self) -> u8 {
-                self.0
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{}", self.0)
-            }
-        }
-
-        impl fmt::Debug for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, concat!(stringify!($name), "({})"), self.0)
-            }
-        }
-    };
-}
-
 bits_newtype! {
     /// A service level, 0 to 15 (IBA 7.6.5).
     Sl, 0x0f

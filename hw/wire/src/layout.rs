@@ -6,6 +6,7 @@
 
 use zerocopy::network_endian::{U16, U32};
 
+use crate::packet::{FlushPlacement, FlushSelectivity};
 use crate::{Lmc, Mtu, Qpn, Rate, Sl, Vl};
 
 /// Defines a `repr(C)` layout, checks its size and alignment, and, with `mad`, makes it the layout
@@ -179,6 +180,8 @@ impl_bits! {
     Lmc, u8, Lmc::from_low_bits, Lmc::get;
     Mtu, u8, Mtu::new, Mtu::get;
     Rate, u8, Rate::new, Rate::get;
+    FlushPlacement, u8, FlushPlacement::from_low_bits, FlushPlacement::get;
+    FlushSelectivity, u8, FlushSelectivity::from_low_bits, FlushSelectivity::get;
 }
 
 const fn mask(shift: u32, width: u32) -> u32 {

@@ -48,6 +48,50 @@ macro_rules! be_newtype {
     };
 }
 
+/// Defines a small unsigned quantity held in one byte, with a mask.
+macro_rules! bits_newtype {
+    ($(#[$meta:meta])* $name:ident, $mask:literal) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(u8);
+
+        impl $name {
+            /// The largest legal value.
+            pub const MAX: Self = Self($mask);
+
+            /// Makes the value, if it is in range.
+            #[must_use]
+            pub const fn new(value: u8) -> Option<Self> {
+                if value <= $mask { Some(Self(value)) } else { None }
+            }
+
+            /// Makes the value from the low bits of `value`; the rest is ignored.
+            #[must_use]
+            pub const fn from_low_bits(value: u8) -> Self {
+                Self(value & $mask)
+            }
+
+            /// The value.
+            #[must_use]
+            pub const fn get(self) -> u8 {
+                self.0
+            }
+        }
+
+        impl core::fmt::Display for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                write!(f, "{}", self.0)
+            }
+        }
+
+        impl core::fmt::Debug for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                write!(f, concat!(stringify!($name), "({})"), self.0)
+            }
+        }
+    };
+}
+
 /// Adds named values to a newtype and prints them by name in `Debug`.
 ///
 /// The type stays open: every other value is legal and survives a round trip.

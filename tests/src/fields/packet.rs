@@ -1,8 +1,8 @@
 //! The fields of the layouts of packet headers.
 
 use ib_wire::packet::{
-    Aeth, AtomicAckEth, AtomicEth, AtomicMasks, Bth, Deth, Grh, Ieth, ImmDt, Lrh, Rdeth, Reth, Rwh,
-    XrcEth,
+    Aeth, AtomicAckEth, AtomicEth, AtomicMasks, Bth, Deth, Feth, Grh, Ieth, ImmDt, Lrh, Rdeth,
+    Reth, Rwh, XrcEth,
 };
 
 fields! {
@@ -34,6 +34,10 @@ fields! {
     }
     XrcEth {
         fields: reserved, srq;
+    }
+    Feth {
+        bits: placement/set_placement, selectivity/set_selectivity;
+        reserved: bits & 0xffff_ffc0;
     }
     Reth {
         fields: virtual_address, rkey, dma_length;

@@ -10,6 +10,7 @@
 
 mod device;
 mod overflow;
+mod rights;
 mod ring;
 mod ring_memory;
 mod ring_pages;

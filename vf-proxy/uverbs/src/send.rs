@@ -1,13 +1,15 @@
 //! Send requests as programs write them into rings.
 
-use hca_api::{AccessFlags, LKey, MwBind, Payload, RKey, RemoteAddress, SendFlags, SendOp, Sge};
+use hca_api::{LKey, MwBind, Payload, RKey, RemoteAddress, SendFlags, SendOp, Sge};
+use ib_wire::packet::{FlushPlacement, FlushSelectivity};
 use ib_wire::{QKey, Qpn};
 use verbs_link::abi::ring::{
-    AtomicArguments, BindArguments, DatagramArguments, RdmaArguments, SEND_HEADER, SendElement,
-    opcode, send_flags,
+    AtomicArguments, BindArguments, DatagramArguments, FlushArguments, RdmaArguments, SEND_HEADER,
+    SendElement, opcode, send_flags,
 };
 use zerocopy::FromBytes;
 
+use crate::rights::rights;
 use crate::ring::entries;
 
 /// Sizes of a send queue, as the machine made it.
@@ -62,6 +64,8 @@ impl<'b> SendWork<'b> {
         let count = head.num_sge.get();
         // Some releases leave the flag out where a program gives the bytes by `ibv_wr_set_inline_data`.
         let is_inline = given & send_flags::INLINE != 0 || (count == 0 && length > 0);
+        // The length of a flush counts bytes of the peer.
+        let is_inline = is_inline && !matches!(op, SendOp::Flush { .. });
         let inline = if is_inline {
             let bytes = rest.get(..length).filter(|_| length <= shape.max_inline);
             Some(bytes.ok_or(wr_id)?)
@@ -129,6 +133,7 @@ fn operation(head: &SendElement) -> Option<SendOp<'static>> {
             remote,
             add: operand,
         },
+        opcode::FLUSH => flush(head)?,
         opcode::ATOMIC_WRITE => SendOp::AtomicWrite(rdma),
         opcode::LOCAL_INV => SendOp::LocalInvalidate(key),
         opcode::BIND_MW => {
@@ -140,9 +145,28 @@ fn operation(head: &SendElement) -> Option<SendOp<'static>> {
                 addr: bind.addr.get(),
                 len: bind.length.get(),
                 // The rights of a window have the same bits.
-                access: AccessFlags::from_bits_truncate(bind.access.get().to_le_bytes()[0]),
+                access: rights(bind.access.get()),
             })
         }
         _ => return None,
+    })
+}
+
+/// Returns a flush, unless the program names memory in a way that the standard does not know. What it asks for there is for the peer to
+/// judge.
+fn flush(head: &SendElement) -> Option<SendOp<'static>> {
+    let (flush, _) = FlushArguments::read_from_prefix(&head.arguments).ok()?;
+    let len = match FlushSelectivity::new(flush.selectivity)? {
+        FlushSelectivity::RANGE => Some(head.length.get()),
+        FlushSelectivity::REGION => None,
+        _ => return None,
+    };
+    Some(SendOp::Flush {
+        remote: RemoteAddress {
+            addr: flush.remote_addr.get(),
+            rkey: RKey(flush.rkey.get()),
+        },
+        len,
+        placement: FlushPlacement::from_low_bits(flush.placement),
     })
 }

@@ -24,6 +24,7 @@ pub use ib_endpoint::{
     Datagram, DatagramQp, DatagramQpSpec, EndPort, EndPortError, EndPortEvent, MadAgent, SmaError,
 };
 pub use ib_vtime::{Duration, Instant, Secret};
+pub use ib_wire::packet::FlushPlacement;
 pub use ib_wire::{Gid, Guid, Lid, PKey, PKeyIndex, PortNum, QKey, Qpn};
 pub use pf_context::context::{PfConfig, PfError, PfEvent, VfPortSpec, VfSpec};
 pub use pf_context::inspect::Inspect;

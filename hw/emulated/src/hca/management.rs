@@ -30,7 +30,8 @@ const CAPS: DeviceCaps = DeviceCaps::RESIZE_CQ
     .union(DeviceCaps::UC)
     .union(DeviceCaps::UD)
     .union(DeviceCaps::ATOMIC)
-    .union(DeviceCaps::ATOMIC_WRITE.union(DeviceCaps::CHOSEN_NAMES));
+    .union(DeviceCaps::ATOMIC_WRITE.union(DeviceCaps::FLUSH_GLOBAL))
+    .union(DeviceCaps::CHOSEN_NAMES);
 
 /// Queue pairs of one VF in one multicast group. It bounds what a packet of a group that all VFs are in costs the adapter,
 /// and is the least for which Linux' `mlx4_core` sets an adapter up (`MLX4_MIN_MGM_LOG_ENTRY_SIZE`).

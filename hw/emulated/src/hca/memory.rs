@@ -277,6 +277,10 @@ impl Memory {
 
     /// Checks a region's origin and rights; what comes out lacks only its key.
     fn describe(&self, spec: &MrSpec<'_>, limits: &Limits) -> Result<Region, HcaError> {
+        // No memory here outlives a loss of power.
+        if spec.access.contains(AccessFlags::FLUSH_PERSISTENT) {
+            return Err(HcaError::Unsupported);
+        }
         let (iova, len, backing) = match &spec.kind {
             MrKind::Virtual { addr, len } => {
                 check_len(*len, limits)?;

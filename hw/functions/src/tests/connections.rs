@@ -5,14 +5,15 @@ use hca_api::{
     PageList, PdHandle, QpHandle, RKey, RemoteAddress, SrqHandle, SrqSpec,
 };
 use ib_wire::Mtu;
-use ib_wire::packet::Packet;
+use ib_wire::packet::{FlushPlacement, Packet};
 
 use super::*;
 
 const OK: CompletionStatus = CompletionStatus::Success;
 const RIGHTS: AccessFlags = AccessFlags::all()
     .difference(AccessFlags::ZERO_BASED)
-    .difference(AccessFlags::REMOTE_INVALIDATE);
+    .difference(AccessFlags::REMOTE_INVALIDATE)
+    .difference(AccessFlags::FLUSH_PERSISTENT);
 
 /// A connected queue pair with a region of 64 bytes and a shared receive queue.
 #[derive(Clone, Copy, Debug)]
@@ -232,6 +233,12 @@ fn vfs_write_read_and_count_in_each_others_memory() {
     };
     assert_eq!(rig.run(&a, add), OK);
     assert_eq!(rig.run(&a, SendOp::RdmaRead(remote)), OK);
+    let flush = SendOp::Flush {
+        remote,
+        len: Some(8),
+        placement: FlushPlacement::GLOBAL,
+    };
+    assert_eq!(rig.run(&a, flush), OK);
     assert_eq!(rig.bytes(&a, 0), [2; 8]);
     let own = SendOp::RdmaWrite(a.remote(a.keys.rkey));
     assert_eq!(rig.run(&a, own), CompletionStatus::RemoteAccess);

@@ -183,7 +183,7 @@ impl<B> Requester<B> {
         let is_ack = matches!(syndrome, AethSyndrome::Ack { .. });
         let has_such = matches!(
             slot.request.operation,
-            Operation::Read(_) | Operation::AtomicWrite(_)
+            Operation::Read(_) | Operation::AtomicWrite(_) | Operation::Flush(..)
         );
         if !has_such || !in_sequence || has_aeth && !is_ack {
             self.fail(Status::BadResponse, fx);

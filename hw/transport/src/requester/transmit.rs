@@ -81,6 +81,15 @@ impl<B> Requester<B> {
                     ..single(psn, RunOperation::AtomicWrite(range))
                 }
             }
+            Operation::Flush(to, flush) => {
+                let range = RemoteRange {
+                    addr: to.addr,
+                    rkey: to.rkey,
+                    len,
+                };
+                self.send = slot.end();
+                single(psn, RunOperation::Flush(range, flush))
+            }
             operation => self.part(operation.as_message(len)?, budget, fx)?,
         };
         if self.slots.get(self.cursor).map(super::Slot::end) == Some(self.send) {
@@ -120,7 +129,7 @@ impl<B> Requester<B> {
         }
         let reads = operation.is_read_or_atomic();
         let packets = match operation {
-            Operation::Atomic(..) => 1,
+            Operation::Atomic(..) | Operation::Flush(..) => 1,
             _ => self.config.pmtu.packets(request.len),
         };
         let unacknowledged = count(self.oldest, self.next);
@@ -138,13 +147,16 @@ impl<B> Requester<B> {
             Operation::Atomic(..) => (ATOMIC_LEN, LocalRight::Scatter),
             Operation::Read(_) => (request.len, LocalRight::Scatter),
             Operation::AtomicWrite(_) => (ATOMIC_LEN.max(request.len), LocalRight::Gather),
+            Operation::Flush(..) => (0, LocalRight::Gather),
             _ => (request.len, LocalRight::Gather),
         };
-        let max = match operation {
-            Operation::AtomicWrite(_) => max.min(ATOMIC_LEN),
-            _ => max,
+        let is_long = match operation {
+            Operation::AtomicWrite(_) => used > ATOMIC_LEN,
+            // No message carries these bytes, but a RETH announces them.
+            Operation::Flush(..) => request.len > MAX_MESSAGE,
+            _ => used > max,
         };
-        let fault = if used > request.len || used > max || packets > MAX_UNACKNOWLEDGED {
+        let fault = if used > request.len || is_long || packets > MAX_UNACKNOWLEDGED {
             Some(Status::LocalLength)
         } else if reads && self.config.max_reads == 0 {
             Some(Status::NoReads)

@@ -4,7 +4,7 @@ use super::Responder;
 use super::history::{Record, Stream};
 use crate::effects::{Effects, RemoteRight};
 use crate::psn::PsnOrder;
-use crate::request::{AtomicOp, RemoteRange};
+use crate::request::RemoteRange;
 use crate::run::{Run, RunOperation};
 
 impl<R: Copy, V> Responder<R, V> {
@@ -26,8 +26,16 @@ impl<R: Copy, V> Responder<R, V> {
                 run.ack_request
             }
             RunOperation::Read(range) => self.read_again(run, range, fx),
-            RunOperation::Atomic(_, op) => self.atomic_again(run, Some(op)),
-            RunOperation::AtomicWrite(_) => self.atomic_again(run, None),
+            RunOperation::Atomic(_, asked) => self.answer_again(
+                run,
+                |record| matches!(record, Record::Atomic { op, .. } if op.is_same_opcode(asked)),
+            ),
+            RunOperation::AtomicWrite(_) => {
+                self.answer_again(run, |record| matches!(record, Record::AtomicWrite))
+            }
+            RunOperation::Flush(..) => {
+                self.answer_again(run, |record| matches!(record, Record::Flush))
+            }
             RunOperation::Reserved => false,
         };
         // The requester has gone back, so a NAK may have been lost: the next gap is told again.
@@ -78,16 +86,13 @@ impl<R: Copy, V> Responder<R, V> {
         true
     }
 
-    /// Answers an atomic operation again by its remembered value, or an atomic write; `false` if it is not one that is remembered.
-    fn atomic_again(&mut self, run: &Run, asked: Option<AtomicOp>) -> bool {
+    /// Answers a request of one packet again: an atomic operation by its remembered value, an atomic write or a flush. Returns `false`
+    /// if it is not one that is remembered.
+    fn answer_again(&mut self, run: &Run, is_same: impl FnOnce(&Record<R>) -> bool) -> bool {
         let Some(entry) = self.history.find(run.psn) else {
             return false;
         };
-        let is_same = match (&entry.record, asked) {
-            (Record::Atomic { op, .. }, Some(asked)) => op.is_same_opcode(asked),
-            (Record::AtomicWrite, None) => true,
-            _ => false,
-        };
+        let is_same = is_same(&entry.record);
         if is_same {
             entry.pending = Some(Stream { start: 0, next: 0 });
         }

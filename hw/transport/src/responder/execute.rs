@@ -1,13 +1,18 @@
 //! Requests at the expected PSN (IBA 9.7.4.1).
 
+use ib_wire::packet::{FlushPlacement, FlushSelectivity};
+
 use super::Responder;
 use super::history::Record;
 use crate::effects::{Effects, Event, RemoteRight};
 use crate::inbound::Refusal;
 use crate::inbound::ResponderState;
 use crate::psn::MAX_UNACKNOWLEDGED;
-use crate::request::{AtomicOp, MAX_MESSAGE, RemoteRange, RemoteStart};
+use crate::request::{AtomicOp, Flush, MAX_MESSAGE, RemoteRange, RemoteStart};
 use crate::run::{Run, RunOperation};
+
+/// Placements that a flush can ask for.
+const KNOWN_PLACEMENTS: FlushPlacement = FlushPlacement::GLOBAL.union(FlushPlacement::PERSISTENT);
 
 impl<R: Copy, V> Responder<R, V> {
     /// Takes a run at the expected PSN. One that cannot be taken whole is taken in halves, down to the packet
@@ -25,7 +30,10 @@ impl<R: Copy, V> Responder<R, V> {
             if run.ack_request
                 && !matches!(
                     run.operation,
-                    RunOperation::Read(_) | RunOperation::Atomic(..) | RunOperation::AtomicWrite(_)
+                    RunOperation::Read(_)
+                        | RunOperation::Atomic(..)
+                        | RunOperation::AtomicWrite(_)
+                        | RunOperation::Flush(..)
                 )
             {
                 self.ack = Some(psn.wrapping_add(run.packets - 1));
@@ -62,6 +70,7 @@ impl<R: Copy, V> Responder<R, V> {
             RunOperation::Read(range) => self.read(run, range, fx),
             RunOperation::Atomic(at, op) => self.atomic(run, at, op, fx),
             RunOperation::AtomicWrite(range) => self.atomic_write(run, range, start, fx),
+            RunOperation::Flush(range, flush) => self.flush(run, range, flush, fx),
             RunOperation::Reserved => Err(Refusal::Invalid),
         }
     }
@@ -134,6 +143,38 @@ impl<R: Copy, V> Responder<R, V> {
         fx.place_at_once(region, range.addr, start..start + run.len)
             .map_err(|_| Refusal::Access)?;
         self.remember(1, Record::AtomicWrite);
+        Ok(())
+    }
+
+    /// Flushes stores of earlier requests (IBA annex A19), all of which have been executed.
+    fn flush<E>(
+        &mut self,
+        run: &Run,
+        range: RemoteRange,
+        flush: Flush,
+        fx: &mut E,
+    ) -> Result<(), Refusal>
+    where
+        E: Effects<Region = R, Receive = V>,
+    {
+        let Flush {
+            placement,
+            selectivity,
+        } = flush;
+        // Linux' rxe takes a flush to no placement as done; here it is as malformed as one to a reserved placement.
+        let is_known = placement != FlushPlacement::NONE && KNOWN_PLACEMENTS.contains(placement);
+        let served = self.config.rights.flush.contains(placement) && self.history.has_room();
+        let range_of_key = match selectivity {
+            FlushSelectivity::RANGE if range.len <= MAX_MESSAGE => Some((range.addr, range.len)),
+            FlushSelectivity::REGION => None,
+            _ => return Err(Refusal::Invalid),
+        };
+        if !is_known || !served || run.len > 0 {
+            return Err(Refusal::Invalid);
+        }
+        fx.flush(range.rkey, range_of_key, placement)
+            .map_err(|_| Refusal::Access)?;
+        self.remember(1, Record::Flush);
         Ok(())
     }
 

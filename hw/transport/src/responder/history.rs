@@ -22,6 +22,8 @@ pub(super) enum Record<R> {
     Atomic { op: AtomicOp, original: u64 },
     /// An atomic write.
     AtomicWrite,
+    /// A flush.
+    Flush,
 }
 
 /// The part of an answer that is still to be sent.

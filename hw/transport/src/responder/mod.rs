@@ -4,7 +4,7 @@ mod duplicate;
 mod execute;
 mod history;
 
-use ib_wire::packet::{AethSyndrome, NakCode};
+use ib_wire::packet::{AethSyndrome, FlushPlacement, NakCode};
 use ib_wire::{Psn, RKey};
 
 use crate::effects::{Effects, Event};
@@ -32,6 +32,8 @@ pub struct RemoteRights {
     pub write: bool,
     /// Atomic operations.
     pub atomic: bool,
+    /// Placements that flushes may ask for.
+    pub flush: FlushPlacement,
 }
 
 /// Attributes of a responder.
@@ -241,7 +243,7 @@ impl<R: Copy, V> Responder<R, V> {
                 });
             }
             // Answered as a read of 0 bytes is.
-            Record::AtomicWrite => (None, NOTHING),
+            Record::AtomicWrite | Record::Flush => (None, NOTHING),
             Record::Read { region, range, .. } => (region, range),
         };
         let packets = budget.min(entry.packets - stream.next);

@@ -1,13 +1,13 @@
 //! Rules of the responder about duplicates and answers, each by its number in RULES.md.
 
-use ib_transport::{Answer, AtomicOp, RemoteStart, Run, RunOperation, Transfer};
+use ib_transport::{Answer, AtomicOp, RemoteRange, RemoteStart, Run, RunOperation, Transfer};
 use ib_vtime::Instant;
 use ib_wire::packet::NakCode;
 
 use crate::network;
 use crate::packets::{
-    ack, add, atomic_write, data, first, give, last, nak, only, psn, read, responses, send, serve,
-    write,
+    ack, add, atomic_write, data, first, flush, give, last, nak, only, psn, read, responses, send,
+    serve, write,
 };
 use crate::random::{ALL, READ_ONLY};
 use crate::responder_rules::{answers, assert_invalid, end, end_with};
@@ -120,6 +120,24 @@ fn t029_a_duplicate_atomic_write_is_answered_and_not_executed() {
     assert_eq!(answers(&mut end, read(10, ALL, 8, 0)), []);
     assert_eq!(answers(&mut end, add(10, ALL, 8, 0)), []);
     assert_eq!((once.len(), end.host.atomics), (1, 1));
+}
+
+#[test]
+fn a_duplicate_flush_is_answered_and_not_executed() {
+    let mut end = end(0);
+    let range = RemoteRange {
+        addr: 8,
+        rkey: ALL,
+        len: 8,
+    };
+    let flush = flush(10, 1, range);
+    let once = answers(&mut end, flush);
+    serve(&mut end, write(11, ALL, 8, 8));
+    end.host.revoke(0);
+    assert_eq!(answers(&mut end, flush), once);
+    assert_eq!(answers(&mut end, read(10, ALL, 8, 0)), []);
+    assert_eq!(answers(&mut end, atomic_write(10, ALL, 8, 8)), []);
+    assert_eq!((once.len(), end.host.flushes), (1, 1));
 }
 
 #[test]

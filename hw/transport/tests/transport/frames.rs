@@ -2,16 +2,23 @@
 
 use std::collections::BTreeSet;
 
-use ib_transport::{AtomicOp, Ending, RemoteStart, Run, RunOperation, Transfer};
+use ib_transport::{AtomicOp, Ending, RemoteRange, RemoteStart, Run, RunOperation, Transfer};
 use ib_vtime::SplitMix64;
 use ib_wire::packet::{Bth, Lrh, Packet, TransportFrame, TransportService};
 use ib_wire::{Lid, PKey};
 
 use crate::packets::{
-    ACK, ack, add, atomic_write, data, first, last, middle, only, psn, read, response, write,
+    ACK, ack, add, atomic_write, data, first, flush, last, middle, of_region, only, psn, read,
+    response, write,
 };
 use crate::random::{ALL, pick};
 use crate::splitting::{any_response, any_run};
+
+const RANGE: RemoteRange = RemoteRange {
+    addr: 0x1122_3344_5566_7788,
+    rkey: ALL,
+    len: 9,
+};
 
 const MASKED_SWAP: AtomicOp = AtomicOp::MaskedCompareSwap {
     compare: 1,
@@ -78,6 +85,7 @@ fn t005_frames_have_the_opcodes_and_headers_of_the_standard() {
         (Transfer::Request(read(10, ALL, 0, 5)), 0x0c, 16),
         (Transfer::Request(add(10, ALL, 0, 5)), 0x14, 28),
         (Transfer::Request(atomic_write(10, ALL, 0, 8)), 0x1d, 16),
+        (Transfer::Request(flush(10, 1, RANGE)), 0x1c, 20),
         (Transfer::Request(masked(MASKED_SWAP)), 0xd3, 44),
         (Transfer::Request(masked(MASKED_ADD)), 0xd4, 28),
         (Transfer::Response(ack(10)), 0x11, 4),
@@ -112,6 +120,26 @@ fn t005_frames_have_the_opcodes_and_headers_of_the_standard() {
     );
     let reserved = Transfer::Request(only(10, RunOperation::Reserved, 0));
     assert_eq!(reserved.headers(TransportService::Rc), None);
+}
+
+/// IBA annex A19.
+#[test]
+fn the_reth_of_a_flush_follows_placement_and_selectivity() {
+    let [a, b, c, d] = ALL.get().to_be_bytes();
+    for (run, feth) in [
+        (flush(10, 1, RANGE), 0x01),
+        (of_region(flush(10, 3, RANGE)), 0x13),
+    ] {
+        let flush = Transfer::Request(run);
+        let frame = encode(TransportService::Rc, &flush, &[]);
+        let bytes = [
+            0x1c, 0, 0xff, 0xff, 0, 0, 0, 0, 0x80, 0, 0, 10, // BTH
+            0, 0, 0, feth, // FETH
+            0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, a, b, c, d, 0, 0, 0, 9, // RETH
+        ];
+        assert_eq!(frame[size_of::<Lrh>()..][..bytes.len()], bytes);
+        assert_eq!(decode(&frame), Some((flush, Vec::new())));
+    }
 }
 
 /// IBA 1.6, ATOMIC WRITE.
@@ -180,8 +208,8 @@ fn t005_every_request_opcode_of_both_services_is_written() {
     let [rc, uc] = seen.map(|seen| seen.len());
     assert_eq!(
         (rc, uc),
-        (19, 12),
-        "sends and writes, a read and four atomic operations"
+        (20, 12),
+        "sends and writes, a read, four atomic operations and a flush"
     );
 }
 

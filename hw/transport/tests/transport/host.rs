@@ -8,6 +8,7 @@ use ib_transport::{
     RemoteRight, Request, Status, Taken,
 };
 use ib_wire::RKey;
+use ib_wire::packet::FlushPlacement;
 
 /// A gather or scatter list of one entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +33,7 @@ pub(crate) struct Key {
     pub(crate) read: bool,
     pub(crate) write: bool,
     pub(crate) atomic: bool,
+    pub(crate) flush: FlushPlacement,
     pub(crate) generation: u32,
 }
 
@@ -64,6 +66,7 @@ pub(crate) struct Host {
     pub(crate) received: Vec<Received<Receive>>,
     pub(crate) events: Vec<Event>,
     pub(crate) atomics: u64,
+    pub(crate) flushes: u64,
     /// Payload of the run that is being taken.
     pub(crate) arriving: Vec<u8>,
     /// Payload of the run that a poll returned.
@@ -188,6 +191,23 @@ impl Effects for Host {
     ) -> Result<(), RemoteFault> {
         self.atomics += 1;
         self.place(region, addr, payload)
+    }
+
+    fn flush(
+        &mut self,
+        rkey: RKey,
+        range: Option<(u64, u32)>,
+        placement: FlushPlacement,
+    ) -> Result<(), RemoteFault> {
+        let key = self.keys.iter().find(|key| key.rkey == rkey);
+        let key = key.ok_or(RemoteFault)?;
+        let (addr, len) = range.unwrap_or((key.range.0, 0));
+        let end = addr.checked_add(u64::from(len)).ok_or(RemoteFault)?;
+        if !key.flush.contains(placement) || addr < key.range.0 || end > key.range.1 {
+            return Err(RemoteFault);
+        }
+        self.flushes += 1;
+        Ok(())
     }
 
     fn fetch(&mut self, region: Region, addr: u64, len: u32) -> Result<(), RemoteFault> {

@@ -1,9 +1,11 @@
 //! Outcome of two lists of requests by IBA, message by message: no packets, no PSNs.
 
 use ib_transport::{
-    AtomicOp, Effects, Event, Operation, Received, ReceivedKind, RemoteRight, RemoteRights,
+    AtomicOp, Effects, Event, Flush, Operation, Received, ReceivedKind, RemoteRight, RemoteRights,
     RemoteStart, Request, Status,
 };
+
+use ib_wire::packet::FlushSelectivity;
 
 use crate::host::{Buffer, Host};
 
@@ -90,6 +92,7 @@ fn one(
             (Status::Success, None)
         }
         Operation::Atomic(at, op) => atomic(a, b, request, at, op, rights.atomic),
+        Operation::Flush(at, kind) => flush(b, request, at, kind, rights),
         Operation::AtomicWrite(to) => {
             if !rights.write || !to.addr.is_multiple_of(8) {
                 return refuse(b, Status::RemoteInvalidRequest, Event::RequestError);
@@ -103,6 +106,25 @@ fn one(
             (Status::Success, None)
         }
     }
+}
+
+fn flush(
+    b: &mut Host,
+    request: &Request<Buffer>,
+    at: RemoteStart,
+    flush: Flush,
+    rights: RemoteRights,
+) -> (Status, Option<Unknown>) {
+    let known = matches!(flush.placement.get(), 1..=3);
+    if !known || !rights.flush.contains(flush.placement) {
+        return refuse(b, Status::RemoteInvalidRequest, Event::RequestError);
+    }
+    let is_range = flush.selectivity == FlushSelectivity::RANGE;
+    let range = is_range.then_some((at.addr, request.len));
+    if b.flush(at.rkey, range, flush.placement).is_err() {
+        return refuse(b, Status::RemoteAccess, Event::AccessError);
+    }
+    (Status::Success, None)
 }
 
 fn refuse(b: &mut Host, status: Status, event: Event) -> (Status, Option<Unknown>) {

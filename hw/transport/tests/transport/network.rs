@@ -7,7 +7,7 @@ use ib_transport::{
     RetryCount, RnrRetryCount, RnrTimer, Transfer,
 };
 use ib_vtime::{Instant, SplitMix64};
-use ib_wire::packet::TransportService;
+use ib_wire::packet::{FlushPlacement, TransportService};
 use ib_wire::{Mtu, Psn};
 
 use crate::frames::{decode, encode};
@@ -42,6 +42,7 @@ pub(crate) fn responder(psn: u32) -> ResponderConfig {
             read: true,
             write: true,
             atomic: true,
+            flush: FlushPlacement::GLOBAL,
         },
         max_reads: 4,
         min_rnr_timer: RnrTimer::from_low_bits(12),

@@ -1,10 +1,11 @@
 //! Packets by hand.
 
 use ib_transport::{
-    Answer, AtomicOp, Ending, RemoteRange, RemoteStart, Response, Run, RunOperation, Transfer,
+    Answer, AtomicOp, Ending, Flush, RemoteRange, RemoteStart, Response, Run, RunOperation,
+    Transfer,
 };
 use ib_vtime::Instant;
-use ib_wire::packet::{AethSyndrome, NakCode};
+use ib_wire::packet::{AethSyndrome, FlushPlacement, FlushSelectivity, NakCode};
 use ib_wire::{Psn, RKey};
 
 use crate::network::End;
@@ -52,6 +53,30 @@ pub(crate) fn add(at: u32, rkey: RKey, addr: u64, add: u64) -> Run {
 pub(crate) fn atomic_write(at: u32, rkey: RKey, addr: u64, len: u32) -> Run {
     let range = RemoteRange { addr, rkey, len };
     only(at, RunOperation::AtomicWrite(range), len)
+}
+
+/// Returns a flush of a range to a placement.
+pub(crate) fn flush(at: u32, placement: u8, range: RemoteRange) -> Run {
+    let flush = Flush {
+        placement: FlushPlacement::from_low_bits(placement),
+        selectivity: FlushSelectivity::RANGE,
+    };
+    only(at, RunOperation::Flush(range, flush), 0)
+}
+
+/// Returns the flush of the whole region of the key instead of the range.
+pub(crate) fn of_region(run: Run) -> Run {
+    let RunOperation::Flush(range, flush) = run.operation else {
+        panic!("{run:?}");
+    };
+    let flush = Flush {
+        selectivity: FlushSelectivity::REGION,
+        ..flush
+    };
+    Run {
+        operation: RunOperation::Flush(range, flush),
+        ..run
+    }
 }
 
 /// Returns the first packet of a message.

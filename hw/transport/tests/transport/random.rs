@@ -5,11 +5,12 @@
 use std::collections::VecDeque;
 
 use ib_transport::{
-    AtomicOp, Operation, RemoteRights, RemoteStart, Request, RequesterConfig, ResponderConfig,
-    RetryCount, RnrRetryCount, Status,
+    AtomicOp, Flush, Operation, RemoteRights, RemoteStart, Request, RequesterConfig,
+    ResponderConfig, RetryCount, RnrRetryCount, Status,
 };
 use ib_vtime::SplitMix64;
 use ib_wire::RKey;
+use ib_wire::packet::{FlushPlacement, FlushSelectivity};
 
 use crate::host::{Buffer, Host, Key, Receive};
 use crate::model::{self, Unknown};
@@ -43,12 +44,13 @@ pub(crate) fn pick<T: Copy>(random: &mut SplitMix64, of: &[T]) -> T {
 
 /// Returns a host whose memory is full of a pattern.
 pub(crate) fn host(salt: u8) -> Host {
-    let key = |rkey, read, write, atomic| Key {
+    let key = |rkey, read, write, atomic, flush| Key {
         rkey,
         range: (0, SHARED),
         read,
         write,
         atomic,
+        flush,
         generation: 0,
     };
     let size = 4096 + GATHERED + 2 * LIST * LISTS;
@@ -57,9 +59,9 @@ pub(crate) fn host(salt: u8) -> Host {
             .map(|at| u8::try_from(at * 7 % 251).expect("a byte") ^ salt)
             .collect(),
         keys: vec![
-            key(ALL, true, true, true),
-            key(READ_ONLY, true, false, false),
-            key(WRITE_ONLY, false, true, false),
+            key(ALL, true, true, true, FlushPlacement::GLOBAL),
+            key(READ_ONLY, true, false, false, FlushPlacement::NONE),
+            key(WRITE_ONLY, false, true, false, FlushPlacement::NONE),
         ],
         ..Host::default()
     }
@@ -97,6 +99,7 @@ pub(crate) fn generate(random: &mut SplitMix64, templates: &[Host; 2], wrong: u6
             read: right(random),
             write: right(random),
             atomic: right(random),
+            flush: pick(random, &[FlushPlacement::NONE, FlushPlacement::GLOBAL]),
         };
     }
     let count = 1 + random.below(7);
@@ -173,7 +176,19 @@ fn request(
     let data = below(random, 1 << 32).to_be_bytes();
     let gather = 4096 + usize::try_from(random.below(GATHERED as u64 - 1200)).expect("small");
     let store = list(id, false);
-    let (operation, at, len) = match random.below(11) {
+    let (operation, at, len) = match random.below(12) {
+        11 => {
+            let wrong = random.chance(wrong, 1000);
+            let flush = Flush {
+                placement: FlushPlacement::from_low_bits(if wrong {
+                    below(random, 16).to_le_bytes()[0]
+                } else {
+                    1
+                }),
+                selectivity: FlushSelectivity::from_low_bits(below(random, 2).to_le_bytes()[0]),
+            };
+            (Operation::Flush(remote, flush), gather, len)
+        }
         10 => {
             let after_all = random.chance(1, 2);
             (Operation::Local { after_all }, gather, 0)

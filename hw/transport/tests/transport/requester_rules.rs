@@ -1,15 +1,15 @@
 //! Rules of the requester, each by its number in RULES.md.
 
 use ib_transport::{
-    AckTimeout, Answer, Ending, Event, RequesterState, Response, RetryCount, RunOperation, Status,
-    Transfer,
+    AckTimeout, Answer, Ending, Event, MAX_MESSAGE, RequesterState, Response, RetryCount,
+    RunOperation, Status, Transfer,
 };
 use ib_vtime::Instant;
 use ib_wire::packet::{AethSyndrome, NakCode};
 
 use crate::network::{requester, responder};
 use crate::packets::{ACK, ack, data, nak, psn, response};
-use crate::rig::{ADD, ATOMIC_WRITE, READ, Rig, SEND, TIMEOUT, WRITE};
+use crate::rig::{ADD, ATOMIC_WRITE, FLUSH, READ, Rig, SEND, TIMEOUT, WRITE};
 
 #[test]
 fn t001_no_more_than_half_the_psns_are_ever_unacknowledged() {
@@ -156,6 +156,42 @@ fn an_atomic_write_counts_among_the_reads_and_ends_with_a_read_response_without_
             (vec![], vec![Status::LocalLength])
         );
     }
+}
+
+#[test]
+fn a_flush_counts_among_the_reads_and_ends_with_a_read_response_without_data() {
+    let mut rig = Rig::with(|config| config.max_reads = 1);
+    rig.post(FLUSH, 5000).post(FLUSH, 0).post(SEND, 1);
+    let sent = rig.packets();
+    let [flush] = sent[..] else {
+        panic!("{sent:?}")
+    };
+    let RunOperation::Flush(range, _) = flush.operation else {
+        panic!("{flush:?}");
+    };
+    assert_eq!((flush.packets, flush.len, range.len), (1, 0, 5000));
+    rig.reply(data(10, true, true, 0));
+    assert_eq!((rig.done(), rig.psns()), (1, vec![11, 12]));
+    // An acknowledgement of what follows shows that the answer is lost.
+    rig.reply(ack(12));
+    assert_eq!((rig.done(), rig.psns()), (1, vec![11, 12]));
+    rig.reply(data(11, true, true, 1));
+    assert_eq!(rig.statuses()[1..], [Status::AnswerLength, Status::Flushed]);
+}
+
+#[test]
+fn a_flush_uses_no_list_and_is_no_longer_than_a_reth_may_announce() {
+    let mut rig = Rig::with(|config| config.max_message = 1);
+    rig.post(FLUSH, MAX_MESSAGE).post(FLUSH, MAX_MESSAGE + 1);
+    assert_eq!(rig.psns(), [10]);
+    rig.reply(data(10, true, true, 0));
+    assert_eq!(rig.statuses(), [Status::Success, Status::LocalLength]);
+    let mut rig = Rig::with(|config| config.max_reads = 0);
+    rig.post(FLUSH, 8);
+    assert_eq!(
+        (rig.psns(), rig.statuses()),
+        (vec![], vec![Status::NoReads])
+    );
 }
 
 #[test]

@@ -1,17 +1,17 @@
 //! Rules of the responder, each by its number in RULES.md.
 
 use ib_transport::{
-    Answer, Ending, Event, RemoteRange, RemoteRights, ResponderConfig, Response, RnrTimer, Run,
-    RunOperation, Status, Transfer,
+    Answer, Ending, Event, Flush, RemoteRange, RemoteRights, ResponderConfig, Response, RnrTimer,
+    Run, RunOperation, Status, Transfer,
 };
 use ib_vtime::Instant;
-use ib_wire::packet::NakCode;
+use ib_wire::packet::{FlushPlacement, FlushSelectivity, NakCode};
 
 use crate::host::{QueueFault, Receive};
 use crate::network::{End, requester, responder};
 use crate::packets::{
-    ack, add, atomic_write, data, first, give, last, middle, nak, only, psn, read, responses, rnr,
-    send, serve, write,
+    ack, add, atomic_write, data, first, flush, give, last, middle, nak, of_region, only, psn,
+    read, responses, rnr, send, serve, write,
 };
 use crate::random::{ALL, READ_ONLY, UNKNOWN, WRITE_ONLY, host};
 
@@ -318,6 +318,91 @@ fn t035_an_unaligned_atomic_is_invalid() {
     assert_invalid(end(0), add(10, ALL, 4, 1));
     assert_invalid(end(0), add(10, UNKNOWN, 1, 1));
     assert_invalid(end(0), atomic_write(10, ALL, 4, 8));
+}
+
+#[test]
+fn a_flush_is_to_a_placement_that_queue_pair_and_region_allow() {
+    let range = |rkey, addr, len| RemoteRange { addr, rkey, len };
+    let all = |len| range(ALL, 8, len);
+    let mut served = end(0);
+    for (at, run) in [
+        flush(10, 1, all(4088)),
+        flush(11, 1, all(0)),
+        of_region(flush(12, 1, range(ALL, u64::MAX, u32::MAX))),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let at = 10 + u32::try_from(at).expect("small");
+        assert_eq!(answers(&mut served, run), [data(at, true, true, 0)]);
+    }
+    assert_eq!(
+        (served.host.flushes, served.rc.responder().msn()),
+        (3, psn(3))
+    );
+    // No placement, one without the right, one right of two, and reserved ones.
+    for placement in [0, 2, 3, 4, 5, 15] {
+        assert_invalid(end(0), flush(10, placement, all(8)));
+        assert_invalid(end(0), of_region(flush(10, placement, all(8))));
+    }
+    let closed = || end_with(0, |config| config.rights.flush = FlushPlacement::NONE);
+    assert_invalid(closed(), flush(10, 1, all(8)));
+    assert_invalid(
+        end_with(0, |config| config.max_reads = 0),
+        flush(10, 1, all(8)),
+    );
+    assert_invalid(end(0), flush(10, 1, all((1 << 31) + 1)));
+    assert_invalid(
+        end(0),
+        Run {
+            len: 4,
+            ..flush(10, 1, all(8))
+        },
+    );
+    for wrong in [
+        range(WRITE_ONLY, 8, 8),
+        range(UNKNOWN, 8, 0),
+        range(ALL, 8, 4089),
+        range(ALL, u64::MAX, 8),
+    ] {
+        assert_access(end(0), flush(10, 1, wrong));
+    }
+    for rkey in [WRITE_ONLY, UNKNOWN] {
+        assert_access(end(0), of_region(flush(10, 1, range(rkey, 8, 8))));
+    }
+    // A queue pair may allow what no region does.
+    let open = || {
+        end_with(0, |config| {
+            config.rights.flush = FlushPlacement::from_low_bits(3)
+        })
+    };
+    for placement in [2, 3] {
+        assert_access(open(), flush(10, placement, all(8)));
+    }
+}
+
+#[test]
+fn a_flush_of_a_reserved_selectivity_is_invalid() {
+    for selectivity in [2, 3] {
+        let run = flush(
+            10,
+            1,
+            RemoteRange {
+                addr: 8,
+                rkey: ALL,
+                len: 8,
+            },
+        );
+        let RunOperation::Flush(range, kind) = run.operation else {
+            panic!("{run:?}");
+        };
+        let kind = Flush {
+            selectivity: FlushSelectivity::from_low_bits(selectivity),
+            ..kind
+        };
+        let operation = RunOperation::Flush(range, kind);
+        assert_invalid(end(0), Run { operation, ..run });
+    }
 }
 
 #[test]

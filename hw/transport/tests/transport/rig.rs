@@ -1,9 +1,11 @@
 //! A requester whose peer is the test.
 
 use ib_transport::{
-    AtomicOp, Operation, RemoteStart, Request, RequesterConfig, Response, Run, Status, Transfer,
+    AtomicOp, Flush, Operation, RemoteStart, Request, RequesterConfig, Response, Run, Status,
+    Transfer,
 };
 use ib_vtime::{Duration, Instant};
+use ib_wire::packet::{FlushPlacement, FlushSelectivity};
 
 use crate::host::Buffer;
 use crate::network::{End, requester, responder};
@@ -19,6 +21,13 @@ pub(crate) const WRITE: Operation = Operation::Write(REMOTE);
 pub(crate) const READ: Operation = Operation::Read(REMOTE);
 pub(crate) const ADD: Operation = Operation::Atomic(REMOTE, AtomicOp::FetchAdd { add: 1 });
 pub(crate) const ATOMIC_WRITE: Operation = Operation::AtomicWrite(REMOTE);
+pub(crate) const FLUSH: Operation = Operation::Flush(
+    REMOTE,
+    Flush {
+        placement: FlushPlacement::GLOBAL,
+        selectivity: FlushSelectivity::RANGE,
+    },
+);
 
 /// ACK timeout of every end here: code 14.
 pub(crate) const TIMEOUT: Duration = Duration::from_nanos(4096 << 14);

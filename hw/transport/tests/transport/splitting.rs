@@ -1,11 +1,11 @@
 //! Taking two runs one after the other and as one leaves the same behind.
 
 use ib_transport::{
-    Answer, Ending, ReliableConnection, RemoteRange, RemoteStart, ResponderState, Response, Run,
-    RunOperation, Transfer, UcReceiver, UcReceiverConfig,
+    Answer, Ending, Flush, ReliableConnection, RemoteRange, RemoteStart, ResponderState, Response,
+    Run, RunOperation, Transfer, UcReceiver, UcReceiverConfig,
 };
 use ib_vtime::{Instant, SplitMix64};
-use ib_wire::packet::{AethSyndrome, NakCode};
+use ib_wire::packet::{AethSyndrome, FlushPlacement, FlushSelectivity, NakCode};
 
 use crate::host::{Host, Receive, Region};
 use crate::network::{End, pmtu, requester, responder};
@@ -37,7 +37,14 @@ pub(crate) fn any_run(random: &mut SplitMix64, near: u32) -> Run {
     } else {
         Ending::Plain
     };
-    let operation = match random.below(9) {
+    let operation = match random.below(10) {
+        9 => {
+            let flush = Flush {
+                placement: FlushPlacement::from_low_bits(pick(random, &[0, 1, 1, 2, 9])),
+                selectivity: FlushSelectivity::from_low_bits(pick(random, &[0, 0, 1, 3])),
+            };
+            RunOperation::Flush(range, flush)
+        }
         0..4 => RunOperation::Send(ending),
         4..7 => RunOperation::Write(first.then_some(range), ending),
         7 => RunOperation::Read(range),
@@ -46,7 +53,10 @@ pub(crate) fn any_run(random: &mut SplitMix64, near: u32) -> Run {
             ib_transport::AtomicOp::FetchAdd { add: 3 },
         ),
     };
-    let single = matches!(operation, RunOperation::Read(_) | RunOperation::Atomic(..));
+    let single = matches!(
+        operation,
+        RunOperation::Read(_) | RunOperation::Atomic(..) | RunOperation::Flush(..)
+    );
     let run = Run {
         psn: psn(near),
         packets: if single { 1 } else { packets },
@@ -100,7 +110,11 @@ fn assert_same(case: u64, whole: &End, parts: &End) {
         (
             (failed, responder.state(), responder.duplicates()),
             (!failed).then(|| (responder.expected_psn(), responder.msn())),
-            (host.received.clone(), host.events.clone(), host.atomics),
+            (
+                host.received.clone(),
+                host.events.clone(),
+                (host.atomics, host.flushes),
+            ),
             (host.sends.clone(), host.receives.clone()),
             end.rc.requester().state(),
             (!failed).then(|| end.rc.requester().next_psn()),

@@ -114,6 +114,24 @@ abi_layout! {
 }
 
 abi_layout! {
+    /// Arguments of a flush.
+    pub FlushArguments, 24 {
+        /// Address at the peer.
+        pub remote_addr: U64,
+        /// Reserved: programs leave it out, and rxe takes [`SendElement::length`].
+        pub length: U32,
+        /// Key of the peer.
+        pub rkey: U32,
+        /// `enum ib_placement_type`.
+        pub placement: u8,
+        /// `enum ib_selectivity_level`: 0 is a range, 1 the whole region.
+        pub selectivity: u8,
+        /// Reserved.
+        pub reserved: [u8; 6],
+    }
+}
+
+abi_layout! {
     /// Arguments of an atomic.
     pub AtomicArguments, 32 {
         /// Address at the peer.
@@ -215,6 +233,8 @@ pub mod opcode {
     pub const BIND_MW: u32 = 8;
     /// Send with invalidate.
     pub const SEND_WITH_INV: u32 = 9;
+    /// Flush, of as many bytes as [`SendElement::length`](super::SendElement::length) says.
+    pub const FLUSH: u32 = 14;
     /// Atomic write, whose 8 bytes stand in place of the list.
     pub const ATOMIC_WRITE: u32 = 15;
 }

@@ -37,6 +37,62 @@ layout! {
 }
 
 layout! {
+    /// The extended header of a flush, in front of its RETH (IBA annex A19; kernel `struct rxe_feth`).
+    Feth, 4 {
+        /// Placement type and selectivity; the other bits are reserved.
+        pub bits: U32,
+    }
+}
+
+impl Feth {
+    bit_fields! {
+        /// Placement that the flush asks for.
+        placement, set_placement: FlushPlacement = bits >> 0, 4;
+        /// Memory that the flush is about.
+        selectivity, set_selectivity: FlushSelectivity = bits >> 4, 2;
+    }
+}
+
+bits_newtype! {
+    /// Placement of bytes of earlier requests, a set of 4 bits of which the standard names two (IBA annex A19; kernel
+    /// `enum ib_placement_type`).
+    FlushPlacement, 0x0f
+}
+
+impl FlushPlacement {
+    /// No placement, or no right to ask for one.
+    pub const NONE: Self = Self::from_low_bits(0);
+    /// All that read the memory find the bytes.
+    pub const GLOBAL: Self = Self::from_low_bits(1);
+    /// The bytes survive a loss of power.
+    pub const PERSISTENT: Self = Self::from_low_bits(2);
+
+    /// Returns `true` if all bits of `other` are set.
+    #[must_use]
+    pub const fn contains(self, other: Self) -> bool {
+        self.get() & other.get() == other.get()
+    }
+
+    /// Returns the bits that are set in either.
+    #[must_use]
+    pub const fn union(self, other: Self) -> Self {
+        Self::from_low_bits(self.get() | other.get())
+    }
+}
+
+bits_newtype! {
+    /// Memory that a flush is about, as 2 bits (IBA annex A19; kernel `enum ib_selectivity_level`).
+    FlushSelectivity, 0x03
+}
+
+impl FlushSelectivity {
+    /// The range of the RETH.
+    pub const RANGE: Self = Self::from_low_bits(0);
+    /// The whole region of the RETH's key.
+    pub const REGION: Self = Self::from_low_bits(1);
+}
+
+layout! {
     /// The RDMA extended header (IBA 9.3.3).
     Reth, 16 {
         /// Virtual address at the responder.
@@ -182,6 +238,17 @@ mod tests {
             aeth.set_syndrome(decoded);
             assert_eq!(aeth.syndrome_byte, byte, "{decoded:?}");
         }
+    }
+
+    #[test]
+    fn the_fields_of_a_feth_are_the_low_bits_of_its_last_byte() {
+        let mut feth = Feth::default();
+        feth.set_placement(FlushPlacement::GLOBAL.union(FlushPlacement::PERSISTENT));
+        feth.set_selectivity(FlushSelectivity::REGION);
+        assert_eq!(feth.bits.get(), 0x13);
+        assert_eq!(feth.selectivity(), FlushSelectivity::REGION);
+        assert!(feth.placement().contains(FlushPlacement::PERSISTENT));
+        assert!(!FlushPlacement::GLOBAL.contains(feth.placement()));
     }
 
     #[test]

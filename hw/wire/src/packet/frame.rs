@@ -5,8 +5,8 @@ use core::ops::Range;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::{
-    Aeth, AtomicAckEth, AtomicEth, AtomicMasks, Bth, BthOpcode, Deth, Grh, ICRC_SIZE, Ieth, ImmDt,
-    Lnh, Lrh, MAX_PAYLOAD, Rdeth, Reth, Rwh, VCRC_SIZE, XrcEth, crc,
+    Aeth, AtomicAckEth, AtomicEth, AtomicMasks, Bth, BthOpcode, Deth, Feth, Grh, ICRC_SIZE, Ieth,
+    ImmDt, Lnh, Lrh, MAX_PAYLOAD, Rdeth, Reth, Rwh, VCRC_SIZE, XrcEth, crc,
 };
 
 /// Why bytes are not a packet.
@@ -119,6 +119,8 @@ pub struct ExtendedHeaders<'a> {
     pub deth: Option<&'a Deth>,
     /// Of extended reliable requests.
     pub xrceth: Option<&'a XrcEth>,
+    /// Of flushes.
+    pub feth: Option<&'a Feth>,
     /// Of RDMA requests.
     pub reth: Option<&'a Reth>,
     /// Of atomic requests.
@@ -336,6 +338,7 @@ impl<'a> ExtendedHeaders<'a> {
             rdeth: cursor.take_if(wanted.rdeth)?,
             deth: cursor.take_if(wanted.deth)?,
             xrceth: cursor.take_if(wanted.xrceth)?,
+            feth: cursor.take_if(wanted.feth)?,
             reth: cursor.take_if(wanted.reth)?,
             atomic_eth: cursor.take_if(wanted.atomic_eth)?,
             atomic_masks: cursor.take_if(wanted.atomic_masks)?,

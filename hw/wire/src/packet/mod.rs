@@ -46,8 +46,8 @@ mod write;
 
 pub use bth::Bth;
 pub use extended::{
-    Aeth, AethSyndrome, AtomicAckEth, AtomicEth, AtomicMasks, Deth, Ieth, ImmDt, NakCode, Rdeth,
-    Reth, XrcEth,
+    Aeth, AethSyndrome, AtomicAckEth, AtomicEth, AtomicMasks, Deth, Feth, FlushPlacement,
+    FlushSelectivity, Ieth, ImmDt, NakCode, Rdeth, Reth, XrcEth,
 };
 pub use frame::{Body, ExtendedHeaders, Packet, PacketError, Transport, link_header};
 pub use opcode::{BthOpcode, ExtendedHeaderSet, TransportService};

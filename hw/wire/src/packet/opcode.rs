@@ -50,6 +50,8 @@ open_enum! {
         RC_SEND_LAST_WITH_INVALIDATE = 0x16,
         /// RC: a send of one packet that invalidates a remote key.
         RC_SEND_ONLY_WITH_INVALIDATE = 0x17,
+        /// RC: flush (IBA annex A19).
+        RC_FLUSH = 0x1c,
         /// RC: atomic write of 8 bytes.
         RC_ATOMIC_WRITE = 0x1d,
         /// UC: first packet of a send.
@@ -203,6 +205,8 @@ pub struct ExtendedHeaderSet {
     pub deth: bool,
     /// XRCETH, of extended reliable requests.
     pub xrceth: bool,
+    /// FETH, of flushes.
+    pub feth: bool,
     /// RETH, of RDMA requests.
     pub reth: bool,
     /// AtomicETH, of atomic requests.
@@ -308,7 +312,8 @@ impl BthOpcode {
             rdeth: rd,
             deth: matches!(service, TransportService::Ud) || (rd && !self.is_response()),
             xrceth: matches!(service, TransportService::Xrc) && !self.is_response(),
-            reth: matches!(operation, 0x06 | 0x0a | 0x0b | 0x0c | 0x1d),
+            feth: operation == 0x1c,
+            reth: matches!(operation, 0x06 | 0x0a | 0x0b | 0x0c | 0x1c | 0x1d),
             atomic_eth: self.is_atomic(),
             atomic_masks: matches!(self, Self::RC_MASKED_COMPARE_SWAP),
             aeth: matches!(operation, 0x0d | 0x0f..=0x12),
@@ -380,6 +385,14 @@ mod tests {
                 ExtendedHeaderSet {
                     reth: true,
                     immediate: true,
+                    ..none
+                },
+            ),
+            (
+                BthOpcode::RC_FLUSH,
+                ExtendedHeaderSet {
+                    feth: true,
+                    reth: true,
                     ..none
                 },
             ),

@@ -8,9 +8,9 @@ use verbs_link::abi::queue_pair::{
     Caps, CreateQp, CreateQpAnswer, CreateQpAttributes, RxeCreateQpAnswer,
 };
 use verbs_link::abi::ring::{
-    BindArguments, CONSUMER_INDEX, CompletionElement, INDEX_MASK, LOG2_ELEMENT_SIZE, MappedRing,
-    PRODUCER_INDEX, RING_HEADER, RdmaArguments, ReceiveElement, SendElement, SgeElement, opcode,
-    send_flags,
+    BindArguments, CONSUMER_INDEX, CompletionElement, FlushArguments, INDEX_MASK,
+    LOG2_ELEMENT_SIZE, MappedRing, PRODUCER_INDEX, RING_HEADER, RdmaArguments, ReceiveElement,
+    SendElement, SgeElement, opcode, send_flags,
 };
 use verbs_link::abi::shared_receive_queue::{CreateSrq, CreateSrqAnswer, RxeCreateSrqAnswer};
 use vf_uverbs::RingMemory;
@@ -227,7 +227,7 @@ impl Talkers {
         let entry = self.entry(input);
         let mut request = SendElement {
             wr_id: 1.into(),
-            opcode: u32::from(input.byte() % 10).into(),
+            opcode: u32::from(input.byte() % 16).into(),
             send_flags: (u32::from(input.byte() % 16) | send_flags::SIGNALED).into(),
             length: entry.length,
             num_sge: 1.into(),
@@ -246,6 +246,15 @@ impl Talkers {
             };
             *window = *window & !0xff | u32::from(drawn);
             bind.as_bytes().to_vec()
+        } else if request.opcode.get() == opcode::FLUSH {
+            let flush = FlushArguments {
+                remote_addr: (self.region + u64::from(drawn) * PART).into(),
+                rkey: self.key.rkey,
+                placement: drawn & 3,
+                selectivity: drawn >> 6,
+                ..FlushArguments::default()
+            };
+            flush.as_bytes().to_vec()
         } else {
             let by_window = drawn >= 0xc0;
             let at_peer = RdmaArguments {

@@ -80,6 +80,7 @@ const fn opcode(op: CompletionOp) -> u32 {
         CompletionOp::FetchAdd => 4,
         CompletionOp::BindWindow => 5,
         CompletionOp::LocalInvalidate => 6,
+        CompletionOp::Flush => 8,
         CompletionOp::AtomicWrite => 9,
         CompletionOp::Recv => 128,
         CompletionOp::RecvRdmaImm => 129,

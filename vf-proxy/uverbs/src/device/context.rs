@@ -42,6 +42,7 @@ mod cap {
     pub(super) const MEM_WINDOW: u32 = 1 << 17;
     pub(super) const MEM_WINDOW_TYPE_2B: u32 = 1 << 24;
     /// Of `device_cap_flags_ex`.
+    pub(super) const FLUSH_GLOBAL: u64 = 1 << 38;
     pub(super) const ATOMIC_WRITE: u64 = 1 << 40;
 }
 
@@ -237,8 +238,14 @@ fn query_device(hca: &dyn Hca, extended: bool, command: &Command<'_>) -> Answer 
     // As in the kernel the length counts whole groups of fields that the program has room for.
     let length = command.room().min(size_of::<ExtendedQueryDeviceAnswer>());
     let mut flags = u64::from(base.device_cap_flags.get());
-    if hca.attributes().caps.contains(DeviceCaps::ATOMIC_WRITE) {
-        flags |= cap::ATOMIC_WRITE;
+    let caps = hca.attributes().caps;
+    for (has, flag) in [
+        (DeviceCaps::FLUSH_GLOBAL, cap::FLUSH_GLOBAL),
+        (DeviceCaps::ATOMIC_WRITE, cap::ATOMIC_WRITE),
+    ] {
+        if caps.contains(has) {
+            flags |= flag;
+        }
     }
     Answer::new(&ExtendedQueryDeviceAnswer {
         device_cap_flags_ex: flags.into(),

@@ -1,15 +1,14 @@
 //! Protection domains, memory regions and windows.
 
-use hca_api::{AccessFlags, Hca, MrKind, MrSpec, MwType};
+use hca_api::{AccessFlags, DeviceCaps, Hca, MrKind, MrSpec, MwType};
 use verbs_link::abi::HandleCommand;
 use verbs_link::abi::memory::{AllocMw, AllocMwAnswer, HandleAnswer, RegMr, RegMrAnswer};
 use verbs_link::budget::cost;
 use verbs_link::{Answer, Command, Errno};
 
 use super::{ContextId, Owned, ProcessDevice};
+use crate::rights::{RIGHTS, rights};
 
-/// Rights that both a region and a queue pair have (`enum ibv_access_flags`), in the same order as [`AccessFlags`].
-const RIGHTS: u32 = 0x3f;
 /// Rights that a device may ignore (`IBV_ACCESS_OPTIONAL_RANGE`).
 const OPTIONAL: u32 = 0x3ff0_0000;
 /// Pages are registered as they come (`IBV_ACCESS_ON_DEMAND`).
@@ -21,21 +20,23 @@ const IN_PAGE: u64 = 0xfff;
 /// End of the addresses that a program can have. Behind them are no program's bytes, whatever it registers.
 const USER_END: u64 = 1 << 56;
 
-/// Returns the rights of peers that a program gives to a queue pair. Those that no queue pair here has, such as FLUSH, are left
-/// out, and not refused: no provider of the kernel does that (`modify_qp` of `uverbs_cmd.c`).
-pub(super) fn access_of_queue_pair(flags: u32) -> AccessFlags {
-    AccessFlags::from_bits_truncate((flags & RIGHTS).to_le_bytes()[0])
-}
-
-/// Returns the rights that a program gives to a region.
-fn access(flags: u32) -> Result<AccessFlags, Errno> {
+/// Returns the rights that a program gives to a region of a device with these abilities (`ib_check_mr_access` of the kernel).
+fn access(flags: u32, caps: DeviceCaps) -> Result<AccessFlags, Errno> {
     if flags & ON_DEMAND != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
     if flags & !(RIGHTS | OPTIONAL | HUGETLB) != 0 {
         return Err(Errno::EINVAL);
     }
-    Ok(access_of_queue_pair(flags))
+    let access = rights(flags);
+    let flushes = access.contains(AccessFlags::FLUSH_GLOBAL);
+    // No device here has memory that outlives a loss of power.
+    if flushes && !caps.contains(DeviceCaps::FLUSH_GLOBAL)
+        || access.contains(AccessFlags::FLUSH_PERSISTENT)
+    {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    Ok(access)
 }
 
 impl ProcessDevice {
@@ -79,7 +80,7 @@ impl ProcessDevice {
     ) -> Result<Answer, Errno> {
         let (asked, _) = command.read::<RegMr>()?;
         let pd = *self.pds.get(context, asked.pd_handle.get())?;
-        let access = access(asked.access_flags.get())?;
+        let access = access(asked.access_flags.get(), hca.attributes().caps)?;
         let writes = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
         if access.intersects(writes) && !access.contains(AccessFlags::LOCAL_WRITE) {
             return Err(Errno::EINVAL);
@@ -209,16 +210,34 @@ impl ProcessDevice {
 mod tests {
     use super::*;
 
-    /// Rights of regions that FLUSH may reach (`IBV_ACCESS_FLUSH_GLOBAL`, `IBV_ACCESS_FLUSH_PERSISTENT`).
-    const FLUSH: u32 = 0x300;
+    /// `IBV_ACCESS_FLUSH_GLOBAL`.
+    const GLOBAL: u32 = 1 << 8;
+    /// `IBV_ACCESS_FLUSH_PERSISTENT`.
+    const PERSISTENT: u32 = 1 << 9;
+    /// A right that the kernel has not named.
+    const UNKNOWN: u32 = 1 << 10;
 
     #[test]
     fn rights_that_are_unknown_are_left_out_of_queue_pairs_and_refused_for_regions() {
-        let rights = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
-        let bits = u32::from(rights.bits());
-        assert_eq!(access_of_queue_pair(bits | FLUSH | ON_DEMAND), rights);
-        assert_eq!(access(bits | OPTIONAL | HUGETLB), Ok(rights));
-        assert_eq!(access(bits | FLUSH), Err(Errno::EINVAL));
+        let both = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
+        let bits = u32::from(both.bits());
+        assert_eq!(rights(bits | UNKNOWN | ON_DEMAND), both);
+        let access = |flags| access(flags, DeviceCaps::empty());
+        assert_eq!(access(bits | OPTIONAL | HUGETLB), Ok(both));
+        assert_eq!(access(bits | UNKNOWN), Err(Errno::EINVAL));
         assert_eq!(access(bits | ON_DEMAND), Err(Errno::EOPNOTSUPP));
+    }
+
+    #[test]
+    fn a_region_may_be_flushed_if_the_device_flushes_and_never_to_persistent_memory() {
+        let offered = DeviceCaps::FLUSH_GLOBAL;
+        let global = AccessFlags::FLUSH_GLOBAL;
+        assert_eq!(access(GLOBAL, offered), Ok(global));
+        assert_eq!(access(GLOBAL, DeviceCaps::empty()), Err(Errno::EOPNOTSUPP));
+        for flags in [PERSISTENT, PERSISTENT | GLOBAL] {
+            assert_eq!(access(flags, offered), Err(Errno::EOPNOTSUPP));
+        }
+        let both = global | AccessFlags::FLUSH_PERSISTENT;
+        assert_eq!(rights(PERSISTENT | GLOBAL), both);
     }
 }

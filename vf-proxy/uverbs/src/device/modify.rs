@@ -5,8 +5,8 @@ use ib_wire::{Mtu, PKeyIndex, PortNum, Psn, QKey, Qpn};
 use verbs_link::abi::queue_pair::{ModifyQp, attr_mask};
 use verbs_link::{Answer, Command, Errno};
 
-use super::memory::access_of_queue_pair;
 use super::{ContextId, ProcessDevice};
+use crate::rights::rights;
 
 impl ProcessDevice {
     pub(super) fn modify_qp(
@@ -90,7 +90,7 @@ fn change(asked: &ModifyQp, mask: u32) -> Result<QpModify, Errno> {
         change.drain_event = asked.en_sqd_async_notify != 0;
     }
     if given(attr_mask::ACCESS_FLAGS) {
-        change.access = Some(access_of_queue_pair(asked.qp_access_flags.get()));
+        change.access = Some(rights(asked.qp_access_flags.get()));
     }
     if given(attr_mask::PKEY_INDEX) {
         change.pkey_index = Some(PKeyIndex(asked.pkey_index.get()));

@@ -1,6 +1,7 @@
 //! The surroundings of a connection's machine: memory, receive queues, completion queues and events of a function.
 
 use core::ops::Range;
+use core::sync::atomic::{Ordering, fence};
 
 use hca_api::{
     AccessFlags, AsyncEvent, Cause, Completion, CompletionFlags, CompletionOp, CompletionStatus,
@@ -12,6 +13,7 @@ use ib_transport::{
     ReceivedKind, RemoteFault, RemoteRight, Request, Status, Taken,
 };
 use ib_wire::RKey;
+use ib_wire::packet::FlushPlacement;
 
 use super::super::function::FunctionState;
 use super::super::memory::registration::Registration;
@@ -264,7 +266,8 @@ impl Effects for Surroundings<'_> {
             RemoteRight::Atomic => AccessFlags::REMOTE_ATOMIC,
         };
         let (user, memory) = ((self.pd()?, QpHandle(self.index)), &self.state.memory);
-        let found = memory.look_up_remote(user, rkey.get(), (addr, len.into()), access);
+        let range = Some((addr, len.into()));
+        let found = memory.look_up_remote(user, rkey.get(), range, access);
         self.noted(Side::Receive, found)
     }
 
@@ -289,6 +292,28 @@ impl Effects for Surroundings<'_> {
         let memory = &mut self.state.memory;
         let placed = memory.update(region, addr, &mut |_| u64::from_ne_bytes(bytes));
         self.noted(Side::Receive, placed.map(|_| ()))
+    }
+
+    fn flush(
+        &mut self,
+        rkey: RKey,
+        range: Option<(u64, u32)>,
+        placement: FlushPlacement,
+    ) -> Result<(), RemoteFault> {
+        let mut access = AccessFlags::empty();
+        for (asked, right) in [
+            (FlushPlacement::GLOBAL, AccessFlags::FLUSH_GLOBAL),
+            (FlushPlacement::PERSISTENT, AccessFlags::FLUSH_PERSISTENT),
+        ] {
+            access.set(right, placement.contains(asked));
+        }
+        let range = range.map(|(addr, len)| (addr, len.into()));
+        let (user, memory) = ((self.pd()?, QpHandle(self.index)), &self.state.memory);
+        let found = memory.look_up_remote(user, rkey.get(), range, access);
+        self.noted::<_, RemoteFault>(Side::Receive, found)?;
+        // A request that was executed has stored its bytes: other processors have to see them before the answer.
+        fence(Ordering::SeqCst);
+        Ok(())
     }
 
     fn fetch(&mut self, region: RemoteRegion, addr: u64, len: u32) -> Result<(), RemoteFault> {
@@ -402,6 +427,7 @@ const fn completion_op(operation: Operation) -> CompletionOp {
             CompletionOp::FetchAdd
         }
         Operation::AtomicWrite(_) => CompletionOp::AtomicWrite,
+        Operation::Flush(..) => CompletionOp::Flush,
         // Its work says which.
         Operation::Local { .. } => CompletionOp::LocalInvalidate,
     }

@@ -15,13 +15,13 @@ use hca_api::{
 };
 use hca_functions::total_len;
 use ib_transport::{
-    AckTimeout, AtomicOp, Effects, Operation, PathMtu, ReliableConnection, RemoteRights,
+    AckTimeout, AtomicOp, Effects, Flush, Operation, PathMtu, ReliableConnection, RemoteRights,
     RemoteStart, Request, RequesterConfig, RequesterState, ResponderConfig, RetryCount,
     RnrRetryCount, RnrTimer, Transfer, UcReceiverConfig, UcSenderConfig, UcSenderState,
     UnreliableConnection,
 };
 use ib_vtime::{Instant, TimerKey};
-use ib_wire::packet::TransportService;
+use ib_wire::packet::{FlushPlacement, FlushSelectivity, TransportService};
 use ib_wire::{Mtu, Psn, Qpn, RKey};
 
 use super::connection_counters::ConnectionCounters;
@@ -109,7 +109,21 @@ impl Attributes {
             read: self.access.contains(AccessFlags::REMOTE_READ),
             write: self.access.contains(AccessFlags::REMOTE_WRITE),
             atomic: self.access.contains(AccessFlags::REMOTE_ATOMIC),
+            flush: placements(self.access),
         }
+    }
+}
+
+/// Returns the placements that flushes by the rights may ask for.
+const fn placements(access: AccessFlags) -> FlushPlacement {
+    match (
+        access.contains(AccessFlags::FLUSH_GLOBAL),
+        access.contains(AccessFlags::FLUSH_PERSISTENT),
+    ) {
+        (false, false) => FlushPlacement::NONE,
+        (true, false) => FlushPlacement::GLOBAL,
+        (false, true) => FlushPlacement::PERSISTENT,
+        (true, true) => FlushPlacement::GLOBAL.union(FlushPlacement::PERSISTENT),
     }
 }
 
@@ -412,13 +426,17 @@ fn request(
         return Err(HcaError::InvalidParameter);
     }
     let local = local_work(&request.op);
-    let payload = match local {
-        Some(_) => Payload::Gather(&[]),
-        None => request.payload,
+    let payload = if local.is_some() || matches!(operation, Operation::Flush(..)) {
+        Payload::Gather(&[])
+    } else {
+        request.payload
     };
     let payload = OwnedPayload::new(payload, spare);
     let (given, sges) = payload.split();
-    let len = given.len() as u64 + total_len(sges);
+    let len = match request.op {
+        SendOp::Flush { len, .. } => len.unwrap_or(0).into(),
+        _ => given.len() as u64 + total_len(sges),
+    };
     Ok(Request {
         operation,
         // What does not fit is longer than any message may be.
@@ -487,6 +505,21 @@ fn operation(request: &SendRequest<'_>) -> Operation {
             boundary,
         } => Operation::Atomic(start(remote), AtomicOp::MaskedFetchAdd { add, boundary }),
         SendOp::AtomicWrite(remote) => Operation::AtomicWrite(start(remote)),
+        SendOp::Flush {
+            remote,
+            len,
+            placement,
+        } => {
+            let selectivity = match len {
+                Some(_) => FlushSelectivity::RANGE,
+                None => FlushSelectivity::REGION,
+            };
+            let flush = Flush {
+                placement,
+                selectivity,
+            };
+            Operation::Flush(start(remote), flush)
+        }
         SendOp::SendInvalidate(key) => Operation::SendInvalidate(RKey::new(key.0)),
         SendOp::LocalInvalidate(_) => Operation::Local { after_all: true },
         SendOp::FastRegister(_) | SendOp::BindWindow(_) => Operation::Local {

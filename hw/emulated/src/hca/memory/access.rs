@@ -116,7 +116,8 @@ impl Memory {
         })
     }
 
-    /// Looks up a key of a peer's request for an access of `len` bytes (IBA 10.6.3.2): key, protection domain, right, range.
+    /// Looks up a key of a peer's request for an access to a range, as its address and bytes, or to all that the key names (IBA
+    /// 10.6.3.2): key, protection domain, right, range.
     ///
     /// # Errors
     /// The first test that fails.
@@ -124,13 +125,13 @@ impl Memory {
         &self,
         (pd, qp): (PdHandle, QpHandle),
         key: u32,
-        (addr, len): (u64, u64),
+        range: Option<(u64, u64)>,
         access: AccessFlags,
     ) -> Result<RemoteRegion, ProtectionFault> {
         let handle = match self.keys.get(&key) {
             Some(KeyOwner::Region(handle)) => handle,
             Some(KeyOwner::Window(mw)) => {
-                return self.look_up_window((pd, qp), *mw, (addr, len), access);
+                return self.look_up_window((pd, qp), *mw, range, access);
             }
             None => return Err(ProtectionFault(Cause::NoSuchKey)),
         };
@@ -139,7 +140,9 @@ impl Memory {
             .get(handle.0 as usize)
             .ok_or(ProtectionFault(Cause::NoSuchKey))?;
         region.permits(pd, access)?;
-        region.offset(addr, len)?;
+        if let Some((addr, len)) = range {
+            region.offset(addr, len)?;
+        }
         Ok(RemoteRegion {
             region: *handle,
             window: None,

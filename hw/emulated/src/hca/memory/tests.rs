@@ -123,7 +123,7 @@ fn peers_may_have_the_right_to_write_that_the_owner_lacks() {
         })
     };
     let keys = memory.register(&keys, &LIMITS).unwrap();
-    let remote = memory.look_up_remote((PD, QpHandle(0)), keys.rkey.0, (base, 4), access);
+    let remote = memory.look_up_remote((PD, QpHandle(0)), keys.rkey.0, Some((base, 4)), access);
     memory
         .place(remote.unwrap(), base, Arrived::Bytes(b"abcd"))
         .unwrap();

@@ -115,7 +115,8 @@ impl Memory {
             qp,
             start: bind.addr,
             len: bind.len,
-            access: bind.access,
+            // What no region can be given, its windows do not open.
+            access: bind.access - AccessFlags::FLUSH_PERSISTENT,
             generation: self.next_generation(),
         };
         self.windows[handle.0 as usize].binding = Some(binding);
@@ -196,7 +197,7 @@ impl Memory {
         &self,
         (pd, qp): (PdHandle, QpHandle),
         mw: MwHandle,
-        (addr, len): (u64, u64),
+        range: Option<(u64, u64)>,
         access: AccessFlags,
     ) -> Result<RemoteRegion, ProtectionFault> {
         let window = self.window_of(pd, mw)?;
@@ -212,10 +213,12 @@ impl Memory {
         } else {
             0
         };
-        let offset = (addr.checked_add(shift)).and_then(|addr| addr.checked_sub(binding.start));
-        let end = offset.and_then(|offset| offset.checked_add(len));
-        if end.is_none_or(|end| end > binding.len) {
-            return Err(ProtectionFault(Cause::OutOfBounds));
+        if let Some((addr, len)) = range {
+            let offset = (addr.checked_add(shift)).and_then(|addr| addr.checked_sub(binding.start));
+            let end = offset.and_then(|offset| offset.checked_add(len));
+            if end.is_none_or(|end| end > binding.len) {
+                return Err(ProtectionFault(Cause::OutOfBounds));
+            }
         }
         Ok(RemoteRegion {
             region: binding.region,

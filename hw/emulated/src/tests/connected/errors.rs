@@ -95,6 +95,79 @@ fn an_access_that_region_or_queue_pair_does_not_allow_is_refused() {
 }
 
 #[test]
+fn a_flush_to_a_placement_that_region_or_queue_pair_does_not_allow_is_refused() {
+    const INVALID: CompletionStatus = CompletionStatus::RemoteInvalidRequest;
+    const ACCESS: CompletionStatus = CompletionStatus::RemoteAccess;
+
+    let (none, global) = (FlushPlacement::NONE, FlushPlacement::GLOBAL);
+    let persistent = FlushPlacement::PERSISTENT;
+    let reserved = FlushPlacement::from_low_bits(4);
+    let both = AccessFlags::FLUSH_GLOBAL | AccessFlags::FLUSH_PERSISTENT;
+    let no_right = AccessFlags::empty();
+    let region = everything() - AccessFlags::FLUSH_GLOBAL;
+    for (rights, of_region, placement, len, status) in [
+        (everything(), everything(), none, Some(8), INVALID),
+        (everything(), everything(), persistent, Some(8), INVALID),
+        (everything(), everything(), reserved, None, INVALID),
+        (no_right, everything(), global, Some(8), INVALID),
+        (both, everything(), persistent, Some(8), ACCESS),
+        (both, everything(), global.union(persistent), None, ACCESS),
+        (both, region, global, Some(0), ACCESS),
+        (both, region, global, None, ACCESS),
+        (both, everything(), global, Some(65), ACCESS),
+    ] {
+        let flush = |rig: &mut Rig, _: &End, b: &End| {
+            let change = QpModify {
+                access: Some(rights),
+                ..to_state(QpState::ReadyToSend)
+            };
+            rig.modify(b, &change).unwrap();
+            let keys = rig.hca(1).register_mr(&MrSpec {
+                pd: b.pd,
+                kind: MrKind::Virtual {
+                    addr: b.memory.addr,
+                    len: 64,
+                },
+                access: of_region,
+                key: None,
+            });
+            let remote = RemoteAddress {
+                rkey: keys.unwrap().rkey,
+                ..b.remote(0)
+            };
+            let flush = SendOp::Flush {
+                remote,
+                len,
+                placement,
+            };
+            (flush, 8)
+        };
+        assert_eq!(refused(flush), status, "{placement:?} {len:?}");
+    }
+}
+
+#[test]
+fn no_region_can_be_registered_for_flushes_to_persistent_memory() {
+    let mut rig = Rig::new();
+    let end = rig.end(0, QpKind::Rc);
+    for kind in [
+        MrKind::Virtual {
+            addr: end.memory.addr,
+            len: 64,
+        },
+        MrKind::FastRegister { max_pages: 1 },
+    ] {
+        let refused = rig.hca(0).register_mr(&MrSpec {
+            pd: end.pd,
+            kind,
+            access: everything() | AccessFlags::FLUSH_PERSISTENT,
+            key: None,
+        });
+        assert_eq!(refused, Err(HcaError::Unsupported));
+    }
+}
+
+#[test]
 fn a_region_that_goes_in_the_middle_of_a_write_is_touched_no_more() {
     let mut rig = Rig::new();
     let [a, b] = rig.pair(QpKind::Rc);

@@ -49,6 +49,15 @@ fn headers(opcode: u8, target: &End, random: &[u8; 32], honest: bool) -> Vec<u8>
         return Vec::new();
     };
     let mut bytes = Vec::new();
+    if set.feth {
+        // A placement and a selectivity that exist, now and then.
+        let bits = if honest {
+            random[28] & 0x13
+        } else {
+            random[28]
+        };
+        bytes.extend([random[29], random[30], random[31], bits]);
+    }
     if set.reth || set.atomic_eth {
         let remote = target.remote(usize::from(random[0]) * 8);
         let mut reth = random[..16].to_vec();
@@ -82,7 +91,7 @@ proptest! {
     fn any_packets_end_in_a_bounded_number_of_answers_and_completions(
         reliable: bool,
         packets in prop::collection::vec(
-            (0_u8..0x18, -3_i32..6, any::<(bool, bool, [u8; 32])>(), 0_usize..1100), 1..60,
+            (0_u8..0x1e, -3_i32..6, any::<(bool, bool, [u8; 32])>(), 0_usize..1100), 1..60,
         ),
     ) {
         let mut rig = Rig::new();

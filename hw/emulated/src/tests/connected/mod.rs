@@ -26,6 +26,7 @@ use hca_api::{
 };
 use ib_vtime::Instant;
 use ib_wire::mad::{Mad, MadHeader, MadStatus, Method, MgmtClass};
+use ib_wire::packet::FlushPlacement;
 use ib_wire::smp::{
     LidRoutedSmp, LinearForwardingTable, PortInfo, PortPhysState, PortState as WirePortState,
     SmpAttribute, SwitchInfo,
@@ -335,6 +336,7 @@ const fn everything() -> AccessFlags {
         .union(AccessFlags::REMOTE_WRITE)
         .union(AccessFlags::REMOTE_READ)
         .union(AccessFlags::REMOTE_ATOMIC)
+        .union(AccessFlags::FLUSH_GLOBAL)
 }
 
 const fn spec(kind: QpKind, pd: PdHandle, cq: CqHandle) -> QpSpec {

@@ -196,6 +196,39 @@ fn atomic_writes_are_stored_in_order_and_once() {
     assert_eq!(rig.read(&b, 64, 8), 199_usize.to_ne_bytes());
 }
 
+/// Over links that lose packets, and within an adapter.
+#[test]
+fn flushes_complete_when_the_writes_before_them_are_in_memory() {
+    let mut rig = Rig::new();
+    let ends = rig.pair(QpKind::Rc);
+    let near = [rig.end(0, QpKind::Rc), rig.end(0, QpKind::Rc)];
+    rig.join(&near, QpKind::Rc);
+    rig.faults(When::PerMillion(20_000), Fault::Drop);
+    for [a, b] in [ends, near] {
+        for round in 0..20 {
+            let message = pattern(5000, u8::try_from(round).unwrap());
+            rig.write(&a, 0, &message);
+            rig.post(&a, 0, SendOp::RdmaWrite(b.remote(64)), a.sge(0, 5000))
+                .unwrap();
+            let flush = SendOp::Flush {
+                remote: b.remote(64),
+                len: (round % 2 == 0).then_some(5000),
+                placement: FlushPlacement::GLOBAL,
+            };
+            // Its list says nothing.
+            rig.post(&a, 1, flush, a.sge(REGION, 8)).unwrap();
+            while !rig
+                .done(&a)
+                .iter()
+                .any(|done| (done.wr_id, done.status, done.op) == (1, OK, CompletionOp::Flush))
+            {
+                rig.run(1);
+            }
+            assert_eq!(rig.read(&b, 64, 5000), message);
+        }
+    }
+}
+
 /// Over links and within an adapter.
 #[test]
 fn masked_atomic_operations_leave_the_other_bits_and_are_repeated_like_others() {

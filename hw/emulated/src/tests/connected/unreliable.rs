@@ -91,6 +91,12 @@ fn t023_t046_t065_t069_t070_t071_an_operation_of_reliable_connections_stops_the_
     for op in [
         SendOp::RdmaRead(remote),
         SendOp::FetchAdd { remote, add: 1 },
+        SendOp::AtomicWrite(remote),
+        SendOp::Flush {
+            remote,
+            len: Some(8),
+            placement: FlushPlacement::GLOBAL,
+        },
         SendOp::SendInvalidate(RKey(0)),
         SendOp::LocalInvalidate(RKey(0)),
         SendOp::FastRegister(register),

@@ -157,6 +157,14 @@ fn t057_a_window_opens_its_own_range_with_its_own_rights() {
         let add = SendOp::FetchAdd { remote, add: 1 };
         assert_eq!(access(&mut rig, &b, add, 8), OK);
         assert_eq!(access(&mut rig, &b, SendOp::RdmaRead(remote), 8), OK);
+        for len in [Some(8), None] {
+            let flush = SendOp::Flush {
+                remote,
+                len,
+                placement: FlushPlacement::GLOBAL,
+            };
+            assert_eq!(access(&mut rig, &b, flush, 0), OK);
+        }
         assert_eq!(rig.read(&b, 0, 8), 8_u64.to_ne_bytes());
     }
 }

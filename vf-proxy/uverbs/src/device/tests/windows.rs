@@ -5,17 +5,22 @@ use hca_api::{Cause, FunctionId, FunctionManager, ResourceCounts};
 use ib_wire::PortNum;
 use verbs_link::abi::memory::{AllocMw, AllocMwAnswer};
 use verbs_link::abi::queue_pair::QpDestination;
-use verbs_link::abi::ring::{BindArguments, RdmaArguments};
+use verbs_link::abi::ring::{BindArguments, FlushArguments, RdmaArguments};
 
 use super::*;
 
-/// `IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND`.
-const REGION: u32 = 1 | 1 << 4;
+/// `IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND | IBV_ACCESS_FLUSH_GLOBAL`.
+const REGION: u32 = 1 | 1 << 4 | FLUSH_GLOBAL;
+/// `IBV_ACCESS_FLUSH_GLOBAL`.
+const FLUSH_GLOBAL: u32 = 1 << 8;
+/// `IBV_ACCESS_FLUSH_PERSISTENT`.
+const FLUSH_PERSISTENT: u32 = 1 << 9;
 /// `IBV_ACCESS_REMOTE_WRITE`.
 const REMOTE_WRITE: u32 = 1 << 1;
 
 /// Status of a write that is refused: the queue pair is its own peer, which fails before it answers.
 const FLUSHED: u32 = 5;
+const LOCAL_QP_OP: u32 = 2;
 
 /// A program whose queue pair is connected to itself, with 4096 bytes in a region.
 struct Connected {
@@ -37,7 +42,7 @@ impl Connected {
             },
             qp_handle: qp,
             dest_qp_num: queues.qpn.into(),
-            qp_access_flags: REMOTE_WRITE.into(),
+            qp_access_flags: (REMOTE_WRITE | FLUSH_GLOBAL | FLUSH_PERSISTENT).into(),
             path_mtu: 3,
             max_rd_atomic: 1,
             max_dest_rd_atomic: 1,
@@ -121,6 +126,9 @@ impl Connected {
             // `ibv_wr_atomic_write` puts the value in place of the list.
             request.length = 8.into();
             list.extend_from_slice(&[9; 8]);
+        } else if opcode == opcode::FLUSH {
+            // More than an element has room for: these bytes are the peer's.
+            request.length = 2048.into();
         }
         let bytes = [request.as_bytes(), &list].concat();
         self.queues.post(self.posted, &bytes);
@@ -144,7 +152,7 @@ impl Connected {
             mr_lkey: self.mr.lkey,
             mw_rkey: window.into(),
             rkey: rkey.into(),
-            access: REMOTE_WRITE.into(),
+            access: (REMOTE_WRITE | FLUSH_GLOBAL | FLUSH_PERSISTENT).into(),
         };
         self.request(opcode::BIND_MW, bind.as_bytes(), 0)
     }
@@ -156,6 +164,18 @@ impl Connected {
             ..RdmaArguments::default()
         };
         self.request(opcode::RDMA_WRITE, to.as_bytes(), 0).0
+    }
+
+    /// Flushes 2048 bytes from an offset on, or the whole region. Returns status and opcode of the completion.
+    fn flush(&mut self, rkey: u32, offset: u64, (placement, selectivity): (u8, u8)) -> (u32, u32) {
+        let flush = FlushArguments {
+            remote_addr: (self.memory + offset).into(),
+            rkey: rkey.into(),
+            placement,
+            selectivity,
+            ..FlushArguments::default()
+        };
+        self.request(opcode::FLUSH, flush.as_bytes(), 0)
     }
 
     fn destroy(&mut self, number: u32, handle: u32) -> Result<Reply, Errno> {
@@ -199,6 +219,7 @@ fn t065_t066_t067_a_program_binds_windows_by_requests_and_its_peer_writes_by_the
             .process
             .with(|_, hca| hca.dma_read(at, &mut stored).unwrap());
         assert_eq!(stored, [9; 8]);
+        assert_eq!(program.flush(key, 1024, (1, 1)), (0, 8));
         if mw_type == 2 {
             let freed = program.request(opcode::LOCAL_INV, &[], key);
             assert_eq!(freed, (0, 6));
@@ -208,6 +229,61 @@ fn t065_t066_t067_a_program_binds_windows_by_requests_and_its_peer_writes_by_the
             assert_eq!(program.write(key, 1024 + 57), FLUSHED);
         }
     }
+}
+
+#[test]
+fn a_program_flushes_a_range_or_a_region_and_nothing_that_has_no_such_memory() {
+    let mut program = Connected::new();
+    let key = program.mr.rkey.get();
+    for (offset, kind) in [(0, (1, 0)), (2048, (1, 0)), (1 << 20, (1, 1))] {
+        assert_eq!(program.flush(key, offset, kind), (0, 8));
+    }
+    assert_eq!(program.write(key, 0), FLUSHED, "the right to flush alone");
+    // A byte behind the region; no placement, persistent memory, a reserved placement; by a window.
+    for (offset, kind) in [
+        (2049, (1, 0)),
+        (0, (0, 0)),
+        (0, (2, 0)),
+        (0, (3, 1)),
+        (0, (4, 1)),
+    ] {
+        let mut program = Connected::new();
+        let key = program.mr.rkey.get();
+        assert_eq!(program.flush(key, offset, kind).0, FLUSHED, "{kind:?}");
+        let mut program = Connected::new();
+        let window = program.alloc(2).unwrap().rkey.get();
+        assert_eq!(program.bind(window, window), (0, 5));
+        let through = program.flush(window, 1024, kind).0;
+        assert_eq!(through, FLUSHED, "{kind:?}");
+    }
+    // A selectivity that the device does not know.
+    let mut program = Connected::new();
+    let key = program.mr.rkey.get();
+    let failed = program.flush(key, 0, (1, 2)).0;
+    assert_eq!(failed, LOCAL_QP_OP);
+}
+
+#[test]
+fn memory_is_flushed_globally_by_those_with_the_right_to_it_and_never_persistent() {
+    let mut program = Connected::new();
+    let register = |access_flags: u32, program: &Connected| RegMr {
+        start: program.memory.into(),
+        length: 4096.into(),
+        hca_va: program.memory.into(),
+        pd_handle: program.queues.pd.into(),
+        access_flags: access_flags.into(),
+        ..RegMr::default()
+    };
+    let persistent = register(1 | FLUSH_PERSISTENT, &program);
+    let refused = program
+        .queues
+        .process
+        .command(command::REG_MR, &persistent, 16);
+    assert_eq!(refused, Err(Errno::EOPNOTSUPP));
+    let without = register(1 | REMOTE_WRITE, &program);
+    let (mr, ()): (RegMrAnswer, ()) = program.queues.process.ask(command::REG_MR, &without);
+    assert_eq!(program.write(mr.rkey.get(), 0), 0);
+    assert_eq!(program.flush(mr.rkey.get(), 0, (1, 0)).0, FLUSHED);
 }
 
 #[test]
