@@ -74,7 +74,8 @@ impl ConnectedQpSpec {
             sq_sig_all: true,
             qp_access_flags: AccessFlags::REMOTE_WRITE
                 .union(AccessFlags::REMOTE_READ)
-                .union(AccessFlags::REMOTE_ATOMIC),
+                .union(AccessFlags::REMOTE_ATOMIC)
+                .union(AccessFlags::FLUSH_GLOBAL),
             timeout: 14,
             retry_cnt: 7,
             rnr_retry: 7,
@@ -336,8 +337,10 @@ impl ConnectedQp {
         self.post_recv(hca, wr_id, &[])
     }
 
-    /// Posts a send request: a send, an RDMA write, an RDMA read, an atomic operation, or a request about a
-    /// [`FastRegion`](super::FastRegion). `payload` has the bytes to send, or takes the result of a read or an atomic.
+    /// Posts a send request: a send, an RDMA write, an RDMA read, an atomic operation, an atomic write of 8 bytes
+    /// ([`SendOp::AtomicWrite`]), a flush ([`SendOp::Flush`]), or a request about a [`FastRegion`](super::FastRegion). `payload` has the
+    /// bytes to send, or takes the result of a read or an atomic operation; a flush has none. A peer flushes regions registered with
+    /// [`AccessFlags::FLUSH_GLOBAL`].
     ///
     /// # Errors
     /// Those of [`Hca::post_send`]. A fault of the memory or the peer is the status of the completion.

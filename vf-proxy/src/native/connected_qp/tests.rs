@@ -1,7 +1,8 @@
-use hca_api::CompletionStatus;
+use hca_api::{CompletionOp, CompletionStatus, DeviceCaps};
+use ib_wire::packet::FlushPlacement;
 
 use super::*;
-use crate::native::tests::loopback::{OK, Program};
+use crate::native::tests::loopback::{OK, Program, rights};
 
 #[test]
 fn drained_queues_have_completed_all_before_the_mark() {
@@ -63,4 +64,59 @@ fn a_query_returns_what_the_queue_pair_was_made_of_and_connected_to() {
     program.on_qp(0, |qp, hca| qp.drain_send(hca, 1)).unwrap();
     let state = program.on_qp(0, |qp, hca| qp.query(hca)).unwrap().state;
     assert_eq!(state, QpState::Error);
+}
+
+#[test]
+fn an_atomic_write_stores_8_bytes_of_its_list_or_with_its_request() {
+    let mut program = Program::new();
+    program.on(|_, hca| assert!(hca.attributes().caps.contains(DeviceCaps::ATOMIC_WRITE)));
+    let memory = program.memory;
+    let op = SendOp::AtomicWrite(memory.remote(1 << 15));
+    program.on(|_, hca| memory.write(hca, 0, &[7; 8]).unwrap());
+    program.post(0, op, &[memory.sge(0, 8)]);
+    let done = program.completions(0);
+    let [done] = done[..] else {
+        panic!("{done:?}");
+    };
+    assert_eq!((done.status, done.op), (OK, CompletionOp::AtomicWrite));
+    let mut stored = [0; 8];
+    program.on(|_, hca| memory.read(hca, 1 << 15, &mut stored).unwrap());
+    assert_eq!(stored, [7; 8]);
+    program.on_qp(0, |qp, hca| {
+        let payload = Payload::Inline(&[9; 8]);
+        qp.post_send(hca, 2, op, payload, SendFlags::empty())
+            .unwrap();
+    });
+    assert_eq!(program.statuses(0), [OK]);
+    program.on(|_, hca| memory.read(hca, 1 << 15, &mut stored).unwrap());
+    assert_eq!(stored, [9; 8]);
+    program.post(0, op, &[memory.sge(0, 7)]);
+    assert_eq!(program.statuses(0), [CompletionStatus::LocalLength]);
+}
+
+#[test]
+fn a_flush_completes_for_regions_with_the_right_and_ends_the_connection_for_others() {
+    let mut program = Program::new();
+    program.on(|_, hca| assert!(hca.attributes().caps.contains(DeviceCaps::FLUSH_GLOBAL)));
+    let access = rights() | AccessFlags::FLUSH_GLOBAL;
+    let open = program.on(|port, hca| port.reg_mr(hca, 4096, access).unwrap());
+    let flush = |remote, len| SendOp::Flush {
+        remote,
+        len,
+        placement: FlushPlacement::GLOBAL,
+    };
+    program.post(0, SendOp::RdmaWrite(open.remote(0)), &[open.sge(8, 8)]);
+    for len in [Some(4096), Some(0), None] {
+        program.post(0, flush(open.remote(0), len), &[]);
+    }
+    let done = program.completions(0);
+    let ops: Vec<_> = done.iter().map(|done| (done.status, done.op)).collect();
+    let flushed = (OK, CompletionOp::Flush);
+    assert_eq!(
+        ops,
+        [(OK, CompletionOp::RdmaWrite), flushed, flushed, flushed]
+    );
+    let closed = program.memory.remote(0);
+    program.post(0, flush(closed, Some(8)), &[]);
+    assert_eq!(program.statuses(0), [CompletionStatus::RemoteAccess]);
 }
