@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use hca_api::{AsyncEvent, CqHandle, HcaEvent, PortChange, QpHandle, SrqHandle};
+use hca_api::{AsyncEvent, CqHandle, HcaEvent, PdHandle, PortChange, QpHandle, SrqHandle};
 use ib_wire::PortNum;
 
 /// An object whose events are withdrawn when it is destroyed.
@@ -14,6 +14,8 @@ pub enum EventSource {
     Srq(SrqHandle),
     /// A queue pair.
     Qp(QpHandle),
+    /// A protection domain.
+    Pd(PdHandle),
 }
 
 /// Events that wait for the consumer.
@@ -114,6 +116,7 @@ fn identity(event: &AsyncEvent) -> (u8, u32) {
         AsyncEvent::SrqLimitReached(srq) => (11, srq.0),
         AsyncEvent::FunctionReset => (12, 0),
         AsyncEvent::DeviceFatal => (13, 0),
+        AsyncEvent::RegistrationDone(pd) => (14, pd.0),
     }
 }
 
@@ -133,6 +136,7 @@ pub(crate) fn origin(event: &HcaEvent) -> Option<EventSource> {
         | AsyncEvent::PathMigrationFailed(qp) => Some(EventSource::Qp(qp)),
         AsyncEvent::CqError(cq) => Some(EventSource::Cq(cq)),
         AsyncEvent::SrqError(srq) | AsyncEvent::SrqLimitReached(srq) => Some(EventSource::Srq(srq)),
+        AsyncEvent::RegistrationDone(pd) => Some(EventSource::Pd(pd)),
         AsyncEvent::Port { .. } | AsyncEvent::FunctionReset | AsyncEvent::DeviceFatal => None,
     }
 }

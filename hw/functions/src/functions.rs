@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use hca_api::{
     Adapter, AddressSpace, AsyncEvent, CqHandle, FunctionId, Hca, HcaError, HcaEvent, MrHandle,
-    MrKeys, MrKind, MrSpec, QpHandle, ResourceCounts, Sge, SrqHandle,
+    MrKeys, MrKind, MrSpec, PdHandle, QpHandle, ResourceCounts, Sge, SrqHandle,
 };
 use ib_vtime::{Instant, Secret, SecretNumbers, TimerQueue};
 use ib_wire::Qpn;
@@ -222,12 +222,13 @@ impl Functions {
     pub(crate) fn take_events(&mut self, hca: &mut dyn Hca) {
         while let Some(event) = hca.poll_event() {
             let owner = match origin(&event) {
-                Some(EventSource::Cq(cq)) => self.cq_owners.get(&cq),
-                Some(EventSource::Qp(qp)) => self.qp_owners.get(&qp),
-                Some(EventSource::Srq(srq)) => self.srq_owners.get(&srq),
+                Some(EventSource::Cq(cq)) => self.cq_owners.get(&cq).copied(),
+                Some(EventSource::Qp(qp)) => self.qp_owners.get(&qp).copied(),
+                Some(EventSource::Srq(srq)) => self.srq_owners.get(&srq).copied(),
+                Some(EventSource::Pd(pd)) => self.owner_of_pd(pd),
                 None => None,
             };
-            let owner = owner.copied().unwrap_or(FunctionId::PF);
+            let owner = owner.unwrap_or(FunctionId::PF);
             if let HcaEvent::Async(event) = event
                 && self.refills(hca, owner, event)
             {
@@ -252,6 +253,13 @@ impl Functions {
                 HcaEvent::Async(event) => side.events.raise(event),
             }
         }
+    }
+
+    /// Returns the virtual function that has a protection domain of the adapter.
+    fn owner_of_pd(&self, pd: PdHandle) -> Option<FunctionId> {
+        let mut vfs = self.vfs.iter();
+        let owner = vfs.find(|(_, vf)| vf.own_pd(pd).is_ok());
+        owner.map(|(id, _)| *id)
     }
 
     /// Notes a region of the physical function, which the ends of tunnels then can use. One without bytes of its own they cannot.

@@ -53,6 +53,10 @@ pub enum HcaError {
     /// The provider does not offer this verb.
     #[error("not supported by this provider")]
     Unsupported,
+    /// The call takes long, and is under way: the same call again returns its outcome, after
+    /// [`AsyncEvent::RegistrationDone`](crate::AsyncEvent::RegistrationDone).
+    #[error("under way")]
+    Pending,
     /// The device failed; only a reset helps.
     #[error("device failed")]
     DeviceFailed,

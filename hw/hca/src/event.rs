@@ -3,7 +3,7 @@
 use bitflags::bitflags;
 use ib_wire::PortNum;
 
-use crate::{CqHandle, QpHandle, SrqHandle};
+use crate::{CqHandle, PdHandle, QpHandle, SrqHandle};
 
 /// One entry of a function's event queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +72,8 @@ pub enum AsyncEvent {
     SrqError(SrqHandle),
     /// A shared receive queue fell below its limit.
     SrqLimitReached(SrqHandle),
+    /// A registration in a protection domain that was [`HcaError::Pending`](crate::HcaError::Pending) has an outcome.
+    RegistrationDone(PdHandle),
     /// The function was reset by its physical function: every handle is gone.
     FunctionReset,
     /// The device failed.

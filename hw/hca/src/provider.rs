@@ -127,8 +127,10 @@ pub trait Hca {
     ///
     /// # Errors
     /// [`HcaError::InsufficientResources`], [`HcaError::InvalidParameter`] (bad length, page size or
-    /// key), [`HcaError::Dma`], [`HcaError::PermissionDenied`] (whole space), or
-    /// [`HcaError::Unsupported`].
+    /// key), [`HcaError::Dma`], [`HcaError::PermissionDenied`] (whole space),
+    /// [`HcaError::Unsupported`], or [`HcaError::Pending`]: an adapter of the host registers large regions in a thread of its own.
+    /// The memory stays as it is until the same call has returned keys or another error. An outcome that is not asked for goes with its
+    /// protection domain.
     fn register_mr(&mut self, spec: &MrSpec<'_>) -> Result<MrKeys, HcaError>;
 
     /// Registers an existing region anew, keeping its handle (IBA 11.2.8.5, 11.2.8.6).

@@ -12,6 +12,9 @@ use crate::shared_receives::SharedReceives;
 use crate::sys::abi::DeviceAttr;
 use crate::sys::{AddressHandle, Device, ProtectionDomain};
 
+/// Files besides those of umad: of completions, of asynchronous events, and of the thread for large regions.
+pub(crate) const EVENT_FILES: usize = 3;
+
 /// Address handles that are kept for later datagrams.
 const KEPT_ADDRESSES: usize = 1024;
 
@@ -33,8 +36,8 @@ pub(crate) struct Data {
     pub(crate) numbers: BTreeMap<u32, QpHandle>,
     pub(crate) srqs: Objects<SharedReceives>,
     addresses: BTreeMap<(PdHandle, AddressVector), Arc<AddressHandle>>,
-    /// There may be news of completions, and asynchronous events.
-    pub(crate) ready: [bool; 2],
+    /// There may be news of completions, asynchronous events, and outcomes of registrations.
+    pub(crate) ready: [bool; EVENT_FILES],
 }
 
 impl Data {
@@ -47,7 +50,7 @@ impl Data {
             numbers: BTreeMap::new(),
             srqs: Objects::default(),
             addresses: BTreeMap::new(),
-            ready: [true; 2],
+            ready: [true; EVENT_FILES],
         }
     }
 

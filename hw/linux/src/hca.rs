@@ -21,13 +21,15 @@ use zerocopy::IntoBytes;
 
 use crate::addresses::{Addresses, SA_LID};
 use crate::attributes::PORT;
-use crate::data::Data;
+use crate::data::{Data, EVENT_FILES};
 use crate::gsi::{self, Failure, Gsi, Posted};
 use crate::local_mad::{Facts, Link};
 use crate::local_sa::LocalSa;
 use crate::mapped::MappedFiles;
 use crate::memory::{self, HostMemoryOf, Memory, Objects};
 use crate::queue::{CompletionQueue, Raised};
+use crate::registrar::Registrar;
+use crate::sys::MemoryRegion;
 use crate::umad::{FILES, PortFiles, Umad, UmadCounters};
 
 /// Link layer of RoCE ports in sysfs.
@@ -141,9 +143,18 @@ impl<F: PortFiles> LinuxHca<F> {
     }
 
     /// Adds data, of a device whose regions are of these files. To be called before there are objects.
-    pub(crate) fn set_data(&mut self, data: Data, files: MappedFiles) {
+    pub(crate) fn set_data(
+        &mut self,
+        data: Data,
+        files: MappedFiles,
+        registrar: Registrar<MemoryRegion>,
+    ) {
         let device = data.device.clone();
-        self.memory.set_host(HostMemoryOf { device, files });
+        self.memory.set_host(HostMemoryOf {
+            device,
+            files,
+            registrar,
+        });
         self.data = Some(data);
         self.look_at_link();
     }
@@ -164,7 +175,7 @@ impl<F: PortFiles> LinuxHca<F> {
     pub fn set_ready(&mut self, file: usize) {
         let event = file.checked_sub(FILES);
         match (event, &mut self.data) {
-            (Some(event @ 0..2), Some(data)) => data.ready[event] = true,
+            (Some(event @ 0..EVENT_FILES), Some(data)) => data.ready[event] = true,
             _ => self.umad.set_ready(file),
         }
     }
@@ -212,8 +223,11 @@ impl<F: PortFiles> LinuxHca<F> {
     }
 
     fn is_ready(&self) -> bool {
-        let news = self.data.as_ref().map_or([false; 2], |data| data.ready);
-        news != [false; 2] || self.umad.is_ready()
+        let news = self
+            .data
+            .as_ref()
+            .map_or([false; EVENT_FILES], |data| data.ready);
+        news != [false; EVENT_FILES] || self.umad.is_ready()
     }
 
     /// Returns when to call [`Self::poll`] at the latest; `None` if only a file that is ready can bring more to do, or once the device is gone.

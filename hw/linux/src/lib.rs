@@ -28,6 +28,7 @@ mod open;
 mod outstanding;
 mod pair;
 mod queue;
+mod registrar;
 mod shared_receives;
 mod sys;
 mod transactions;

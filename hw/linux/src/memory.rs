@@ -1,6 +1,7 @@
 //! The function's memory: protection domains, regions, and the bytes that work requests name in them.
 
 use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use hca_api::{
@@ -10,6 +11,7 @@ use hca_api::{
 
 use crate::attributes::{access_flags, refused};
 use crate::mapped::MappedFiles;
+use crate::registrar::{Registrar, Registration, Source, is_large};
 use crate::sys::{Device, MemoryRegion, Piece, ProtectionDomain, RegionMemory};
 
 /// Objects of each kind that the function may have.
@@ -80,6 +82,8 @@ struct Region {
     is_writable: bool,
     /// The region of the host, of memory that is mapped.
     host: Option<MemoryRegion>,
+    /// The thread has registered it.
+    is_large: bool,
 }
 
 impl Region {
@@ -103,31 +107,45 @@ enum Place<'a> {
 }
 
 /// A device of the host, and the files that its regions can be of.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct HostMemoryOf {
     pub(crate) device: Arc<Device>,
     pub(crate) files: MappedFiles,
+    pub(crate) registrar: Registrar<MemoryRegion>,
 }
 
 impl HostMemoryOf {
-    /// Registers memory with the device. Returns `None` for memory that is not in the mapped files.
+    /// Registers memory with the device: here, or in the thread if it is large. Returns `None` for memory that is not in the mapped
+    /// files.
     fn register(
-        &self,
-        pd: &Arc<ProtectionDomain>,
+        &mut self,
+        domain: &ProtectionDomain,
+        asked: Registration,
         runs: &[FileRun],
-        (iova, access): (u64, AccessFlags),
     ) -> Result<Option<MemoryRegion>, HcaError> {
+        let Self {
+            files, registrar, ..
+        } = self;
         let piece = |run: &FileRun| {
             let len = usize::try_from(run.len).ok()?;
-            Some((self.files.get(run.file)?, run.offset, len))
+            Some((files.get(run.file)?, run.offset, len))
         };
-        let Some(pieces) = runs.iter().map(piece).collect::<Option<Vec<Piece>>>() else {
+        let pieces = runs.iter().map(piece).collect::<Option<Vec<Piece>>>();
+        let Some(pieces) = pieces else {
             return Ok(None);
         };
-        let memory = RegionMemory::new(&pieces).map_err(|error| refused(&error))?;
-        let len = pieces.iter().map(|(.., len)| len).sum();
-        let region = MemoryRegion::new(pd, (memory, len), (iova, access_flags(access)));
-        region.map(Some).map_err(|error| refused(&error))
+        let (domain, rights) = (domain.for_region(), access_flags(asked.access));
+        let iova = asked.iova;
+        let job = move || {
+            let memory = RegionMemory::new(&pieces).map_err(|error| refused(&error))?;
+            let len = pieces.iter().map(|(.., len)| len).sum();
+            let region = MemoryRegion::new(domain, (memory, len), (iova, rights));
+            region.map_err(|error| refused(&error))
+        };
+        match is_large(runs) {
+            true => registrar.register(asked, Box::new(job)).map(Some),
+            false => job().map(Some),
+        }
     }
 }
 
@@ -201,6 +219,9 @@ impl Memory {
         if has_objects || self.regions.values().any(|region| region.pd == pd) {
             return Err(HcaError::InUse);
         }
+        if let Some(host) = &mut self.host {
+            host.registrar.forget(pd);
+        }
         self.pds.remove(pd.0).map(drop)
     }
 
@@ -221,9 +242,9 @@ impl Memory {
         if spec.key.is_some() {
             return Err(HcaError::Unsupported);
         }
-        let host = match range {
+        let (host, is_large) = match range {
             Some(range) => self.register_with_host(spec, range)?,
-            None => None,
+            None => (None, false),
         };
         let remote = AccessFlags::REMOTE_READ
             | AccessFlags::REMOTE_WRITE
@@ -240,6 +261,7 @@ impl Memory {
             addr,
             is_writable: spec.access.contains(AccessFlags::LOCAL_WRITE),
             host,
+            is_large,
         })?;
         if let Some((lkey, _)) = keys {
             self.by_key.insert(lkey, number);
@@ -253,32 +275,58 @@ impl Memory {
     }
 
     /// Registers memory with the host. Returns `None` if there is no host for it, or if the memory is not mapped: MADs alone can be
-    /// in it then.
+    /// in it then. Says if the region is a large one, too.
     fn register_with_host(
-        &self,
+        &mut self,
         spec: &MrSpec<'_>,
-        (first, len): (u64, u64),
-    ) -> Result<Option<MemoryRegion>, HcaError> {
-        let Some(host) = &self.host else {
-            return Ok(None);
-        };
-        let runs = match spec.kind {
-            MrKind::Virtual { addr, .. } | MrKind::Translated { addr, .. } => {
-                self.space.runs(addr, len)
-            }
+        (iova, len): (u64, u64),
+    ) -> Result<(Option<MemoryRegion>, bool), HcaError> {
+        let source = match spec.kind {
+            MrKind::Virtual { addr, .. } | MrKind::Translated { addr, .. } => Source::Range(addr),
             MrKind::Physical {
                 pages,
                 page_shift,
                 first_offset,
                 ..
-            } => self.runs_of_pages(pages, page_shift, (first_offset, len))?,
-            _ => None,
+            } => Source::Pages {
+                pages: pages.clone(),
+                shift: page_shift,
+                first_offset,
+            },
+            _ => return Ok((None, false)),
         };
-        match runs {
-            Some(runs) if runs.len() > MAX_RUNS => Err(HcaError::InsufficientResources),
-            Some(runs) => host.register(self.domain(spec.pd)?, &runs, (first, spec.access)),
-            None => Ok(None),
+        let asked = Registration {
+            pd: spec.pd,
+            iova,
+            len,
+            access: spec.access,
+            source,
+        };
+        let outcome = self
+            .host
+            .as_mut()
+            .and_then(|host| host.registrar.outcome(&asked));
+        if let Some(outcome) = outcome {
+            return Ok((Some(outcome?), true));
         }
+        let runs = match &asked.source {
+            Source::Range(addr) => self.space.runs(*addr, len),
+            Source::Pages {
+                pages,
+                shift,
+                first_offset,
+            } => self.runs_of_pages(pages, *shift, (*first_offset, len))?,
+        };
+        let (Some(runs), Some(host)) = (runs, &mut self.host) else {
+            return Ok((None, false));
+        };
+        if runs.len() > MAX_RUNS {
+            return Err(HcaError::InsufficientResources);
+        }
+        let domain = self.pds.get(spec.pd.0)?.as_ref();
+        let domain = domain.ok_or(HcaError::Unsupported)?;
+        let region = host.register(domain, asked, &runs)?;
+        Ok((region, is_large(&runs)))
     }
 
     /// Returns the runs of files behind pages, of which so many bytes count from an offset on. `None` if some are in no file.
@@ -319,7 +367,21 @@ impl Memory {
         if let Some((lkey, _)) = region.host.as_ref().map(MemoryRegion::keys) {
             self.by_key.remove(&lkey);
         }
+        if let (Some(of_host), Some(host), true) = (region.host, &self.host, region.is_large) {
+            host.registrar.deregister(of_host);
+        }
         Ok(())
+    }
+
+    /// Returns the file that can be read when [`Self::take_outcomes`] has something.
+    pub(crate) fn news(&self) -> Option<BorrowedFd<'_>> {
+        self.host.as_ref().map(|host| host.registrar.news())
+    }
+
+    /// Takes outcomes of registrations that were under way. Returns their protection domains.
+    pub(crate) fn take_outcomes(&mut self) -> Vec<PdHandle> {
+        let host = self.host.as_mut();
+        host.map_or_else(Vec::new, |host| host.registrar.take_outcomes())
     }
 
     /// Reads bytes that a list names, as many as there is room for. Returns `false` if one is not in a region of the protection domain.

@@ -19,6 +19,7 @@ use crate::error::OpenError;
 use crate::files::OpenFiles;
 use crate::hca::{ETHERNET, LinuxHca, LinuxHcaConfig};
 use crate::mapped::MappedFiles;
+use crate::registrar::Registrar;
 use crate::sys::{self, Device};
 use crate::umad::{FILES, UNSOLICITED};
 
@@ -115,7 +116,12 @@ impl LinuxHca<OpenFiles> {
         let opened = opened.map_err(kernel)?;
         let opened = opened.ok_or_else(|| OpenError::NoVerbs(device.to_owned()))?;
         let attributes = opened.attributes().map_err(kernel)?;
-        self.set_data(Data::new(Arc::new(opened), attributes, port), files);
+        let registrar = Registrar::start().map_err(|why| OpenError::Kernel {
+            what: "no thread can be started for large regions".to_owned(),
+            why,
+        })?;
+        let data = Data::new(Arc::new(opened), attributes, port);
+        self.set_data(data, files, registrar);
         Ok(())
     }
 }

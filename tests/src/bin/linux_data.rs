@@ -128,11 +128,16 @@ impl Program {
         let mut shared = Shared::open(device, port, 1, Some(MappedFiles::default()))?;
         let vf = shared.vfs[0];
         let gids = shared.bring_up()?;
-        let (program, address) = shared.with(vf, |hca| {
+        let (pd, cq, buffer) = shared.with(vf, |hca| {
             let pd = hca.alloc_pd()?;
             let cq = hca.create_cq(64)?;
             let buffer = hca.allocate_dma((REVERSED + PAGES * PAGE) as usize)?;
-            let region = hca.register_mr(&MrSpec {
+            Ok((pd, cq, buffer))
+        })?;
+        // More than 4 MiB: a thread registers them.
+        let region = shared.register(
+            vf,
+            &MrSpec {
                 pd,
                 kind: MrKind::Virtual {
                     addr: buffer.addr,
@@ -143,10 +148,13 @@ impl Program {
                     | AccessFlags::REMOTE_READ
                     | AccessFlags::REMOTE_ATOMIC,
                 key: None,
-            })?;
-            let pages = (0..PAGES).rev();
-            let pages = pages.map(|page| buffer.addr + u64::from(REVERSED + page * PAGE));
-            let reversed = hca.register_mr(&MrSpec {
+            },
+        )?;
+        let pages = (0..PAGES).rev();
+        let pages = pages.map(|page| buffer.addr + u64::from(REVERSED + page * PAGE));
+        let reversed = shared.register(
+            vf,
+            &MrSpec {
                 pd,
                 kind: MrKind::Physical {
                     pages: &Arc::new(pages.collect()),
@@ -157,7 +165,9 @@ impl Program {
                 },
                 access: AccessFlags::LOCAL_WRITE,
                 key: None,
-            })?;
+            },
+        )?;
+        let (made, address) = shared.with(vf, |hca| {
             let caps = QpCaps {
                 max_send_wr: 16,
                 max_recv_wr: 16,
@@ -204,9 +214,9 @@ impl Program {
                 },
             };
             let qps = [0, 1, 2].map(|at: usize| made[at].0);
-            Ok(((pd, cq, buffer, [region, reversed], srq, qps), address))
+            Ok(((srq, qps), address))
         })?;
-        let (pd, cq, buffer, [region, reversed], srq, qps) = program;
+        let (srq, qps) = made;
         let program = Self {
             shared,
             vf,

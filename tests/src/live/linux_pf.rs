@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant as Clock};
 
 use hca_api::{
-    Adapter, AddressSpace, AsyncEvent, Consumer, CqHandle, Hca, HcaEvent, HostMemory, SpecialQp,
+    Adapter, AddressSpace, AsyncEvent, Consumer, CqHandle, Hca, HcaError, HcaEvent, HostMemory,
+    MrKeys, MrSpec, SpecialQp,
 };
 use hca_functions::Functions;
 use hca_linux::{LinuxHca, MappedFiles, OpenFiles, PORT};
@@ -168,6 +169,43 @@ impl Shared {
         with(&mut function)
     }
 
+    /// Registers memory of a VF, and waits for the outcome.
+    ///
+    /// # Errors
+    /// That of the registration; those of [`Self::until`].
+    pub fn register(&mut self, vf: VfId, spec: &MrSpec<'_>) -> Result<MrKeys> {
+        let done = AsyncEvent::RegistrationDone(spec.pd);
+        loop {
+            let raised = &mut self.software(vf)?.raised;
+            raised.retain(|event| *event != done);
+            match self.with(vf, |hca| Ok(hca.register_mr(spec)))? {
+                Err(HcaError::Pending) => self.until(|shared| {
+                    let raised = &shared.software(vf)?.raised;
+                    Ok(raised.contains(&done).then_some(()))
+                })?,
+                outcome => return Ok(outcome?),
+            }
+        }
+    }
+
+    /// Does what there is to do at once.
+    ///
+    /// # Errors
+    /// Errors of the software of VFs.
+    pub fn turn(&mut self) -> Result<()> {
+        self.poll(self.now())?;
+        let files = Duration::ZERO;
+        Ok(wait_for_files(&mut self.hca, files)?)
+    }
+
+    /// Polls adapter, functions and software. Returns `true` if there may be more to do at once.
+    fn poll(&mut self, now: Instant) -> Result<bool> {
+        let goes_on = self.hca.poll(now);
+        self.functions.handle_timeout(&mut self.hca, now);
+        let mut adapter = self.functions.on(&mut self.hca);
+        Ok(goes_on | self.pf.poll(now, &mut adapter, &mut || false)?)
+    }
+
     /// Returns the GID of a VF, if it has one.
     ///
     /// # Errors
@@ -184,10 +222,7 @@ impl Shared {
         let patience = Clock::now() + PATIENCE;
         loop {
             let now = self.now();
-            let mut goes_on = self.hca.poll(now);
-            self.functions.handle_timeout(&mut self.hca, now);
-            let mut adapter = self.functions.on(&mut self.hca);
-            goes_on |= self.pf.poll(now, &mut adapter, &mut || false)?;
+            let goes_on = self.poll(now)?;
             if let Some(result) = done(self)? {
                 return Ok(result);
             }

@@ -45,10 +45,10 @@ impl<F: PortFiles> LinuxHca<F> {
         }
     }
 
-    /// Returns the files of completions and of asynchronous events.
+    /// Returns the files of completions, of asynchronous events, and of outcomes of registrations.
     pub(crate) fn event_files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let files = self.data.as_ref().map(|data| data.device.descriptors());
-        files.into_iter().flatten()
+        files.into_iter().flatten().chain(self.memory.news())
     }
 
     pub(super) fn pair(&self, qp: QpHandle) -> Option<&Pair> {
@@ -250,7 +250,7 @@ impl<F: PortFiles> LinuxHca<F> {
         let Some(data) = &mut self.data else {
             return;
         };
-        let [completions, events] = std::mem::take(&mut data.ready);
+        let [completions, events, registered] = std::mem::take(&mut data.ready);
         let device = data.device.clone();
         let mut left = [completions, events];
         for _ in 0..BUDGET {
@@ -266,7 +266,15 @@ impl<F: PortFiles> LinuxHca<F> {
             }
         }
         if let Some(data) = &mut self.data {
-            data.ready = left;
+            let [completions, events] = left;
+            data.ready = [completions, events, false];
+        }
+        let domains = registered.then(|| self.memory.take_outcomes());
+        for domain in domains.into_iter().flatten() {
+            let event = HcaEvent::Async(AsyncEvent::RegistrationDone(domain));
+            if !self.events.contains(&event) {
+                self.events.push_back(event);
+            }
         }
     }
 

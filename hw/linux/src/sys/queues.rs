@@ -142,7 +142,7 @@ impl QueuePair {
         };
         let library = parts.pd.device.library;
         // SAFETY: the queue pair keeps its domain and queues; the library writes the sizes.
-        let qp = made(unsafe { (library.ibv_create_qp)(parts.pd.pd.as_ptr(), &raw mut init) })?;
+        let qp = made(unsafe { (library.ibv_create_qp)(parts.pd.as_ptr(), &raw mut init) })?;
         Ok((Self { qp, parts }, init.cap))
     }
 

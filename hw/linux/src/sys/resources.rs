@@ -197,30 +197,56 @@ impl Drop for Device {
     }
 }
 
-/// A protection domain.
+/// A protection domain. The references to it are those of its queue pairs, shared receive queues and address handles; regions keep its
+/// host's part alone, since threads drop those.
 #[derive(Debug)]
 pub(crate) struct ProtectionDomain {
-    pub(super) pd: NonNull<Opaque>,
+    host: Arc<HostDomain>,
     pub(super) device: Arc<Device>,
 }
 
+/// A protection domain of the host.
+#[derive(Debug)]
+struct HostDomain {
+    pd: NonNull<Opaque>,
+    device: Arc<Device>,
+}
+
 // SAFETY: as for the device.
-unsafe impl Send for ProtectionDomain {}
+unsafe impl Send for HostDomain {}
 // SAFETY: as for the device.
-unsafe impl Sync for ProtectionDomain {}
+unsafe impl Sync for HostDomain {}
 
 impl ProtectionDomain {
     pub(crate) fn new(device: &Arc<Device>) -> io::Result<Self> {
         // SAFETY: the device is open.
         let pd = made(unsafe { (device.library.ibv_alloc_pd)(device.context.as_ptr()) })?;
-        Ok(Self {
+        let host = HostDomain {
             pd,
+            device: device.clone(),
+        };
+        Ok(Self {
+            host: Arc::new(host),
             device: device.clone(),
         })
     }
+
+    /// Returns the pointer of the library.
+    pub(super) fn as_ptr(&self) -> *mut Opaque {
+        self.host.pd.as_ptr()
+    }
+
+    /// Returns the domain for a region in it: a reference that does not count as a use.
+    pub(crate) fn for_region(&self) -> RegionDomain {
+        RegionDomain(self.host.clone())
+    }
 }
 
-impl Drop for ProtectionDomain {
+/// A protection domain as regions keep it.
+#[derive(Clone, Debug)]
+pub(crate) struct RegionDomain(Arc<HostDomain>);
+
+impl Drop for HostDomain {
     fn drop(&mut self) {
         // SAFETY: every object in it keeps it, so there are none left.
         unsafe { (self.device.library.ibv_dealloc_pd)(self.pd.as_ptr()) };
@@ -243,7 +269,7 @@ impl AddressHandle {
     pub(crate) fn new(pd: &Arc<ProtectionDomain>, mut address: AhAttr) -> io::Result<Self> {
         let library = pd.device.library;
         // SAFETY: the library reads the address.
-        let ah = made(unsafe { (library.ibv_create_ah)(pd.pd.as_ptr(), &raw mut address) })?;
+        let ah = made(unsafe { (library.ibv_create_ah)(pd.as_ptr(), &raw mut address) })?;
         Ok(Self { ah, pd: pd.clone() })
     }
 }
@@ -259,7 +285,7 @@ impl Drop for AddressHandle {
 #[derive(Debug)]
 pub(crate) struct MemoryRegion {
     mr: NonNull<Mr>,
-    pd: Arc<ProtectionDomain>,
+    pd: RegionDomain,
     /// It stays mapped for good if the region cannot be deregistered.
     pub(crate) memory: ManuallyDrop<RegionMemory>,
 }
@@ -272,18 +298,18 @@ unsafe impl Sync for MemoryRegion {}
 impl MemoryRegion {
     /// Registers the first bytes of memory under the address `iova`. The rights are bits of `enum ibv_access_flags`.
     pub(crate) fn new(
-        pd: &Arc<ProtectionDomain>,
+        pd: RegionDomain,
         (memory, len): (RegionMemory, usize),
         (iova, access): (u64, i32),
     ) -> io::Result<Self> {
         let place = memory.at(0, len);
         let place = place.ok_or(io::ErrorKind::InvalidInput)?;
-        let (library, addr) = (pd.device.library, place.place.as_ptr().cast());
+        let (library, addr) = (pd.0.device.library, place.place.as_ptr().cast());
         // SAFETY: the bytes stay mapped as long as the region is there, and are never referenced.
-        let mr = unsafe { (library.ibv_reg_mr_iova)(pd.pd.as_ptr(), addr, len, iova, access) };
+        let mr = unsafe { (library.ibv_reg_mr_iova)(pd.0.pd.as_ptr(), addr, len, iova, access) };
         Ok(Self {
             mr: made(mr)?,
-            pd: pd.clone(),
+            pd,
             memory: ManuallyDrop::new(memory),
         })
     }
@@ -299,7 +325,7 @@ impl MemoryRegion {
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
         // SAFETY: it is destroyed once.
-        let failed = unsafe { (self.pd.device.library.ibv_dereg_mr)(self.mr.as_ptr()) };
+        let failed = unsafe { (self.pd.0.device.library.ibv_dereg_mr)(self.mr.as_ptr()) };
         if failed == 0 {
             // SAFETY: it is dropped once, and the adapter does not reach it any more.
             unsafe { ManuallyDrop::drop(&mut self.memory) };

@@ -28,7 +28,7 @@ impl SharedQueue {
         };
         let library = pd.device.library;
         // SAFETY: the queue keeps its domain; the library writes the sizes.
-        let srq = made(unsafe { (library.ibv_create_srq)(pd.pd.as_ptr(), &raw mut init) })?;
+        let srq = made(unsafe { (library.ibv_create_srq)(pd.as_ptr(), &raw mut init) })?;
         Ok(Self {
             srq,
             pd: pd.clone(),

@@ -251,7 +251,10 @@ impl Queues {
             }
             AsyncEvent::SrqError(srq) => self.tell_of_srq(EventType::SRQ_CATAS_ERROR, srq),
             AsyncEvent::SrqLimitReached(srq) => self.tell_of_srq(EventType::SRQ_LIMIT, srq),
-            AsyncEvent::Port { .. } | AsyncEvent::FunctionReset | AsyncEvent::DeviceFatal => {}
+            AsyncEvent::Port { .. }
+            | AsyncEvent::RegistrationDone(_)
+            | AsyncEvent::FunctionReset
+            | AsyncEvent::DeviceFatal => {}
         }
     }
 

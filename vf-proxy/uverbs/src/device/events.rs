@@ -155,7 +155,7 @@ impl ProcessDevice {
                 self.tell_contexts(0, event_type::DEVICE_FATAL);
                 None
             }
-            AsyncEvent::FunctionReset => None,
+            AsyncEvent::RegistrationDone(_) | AsyncEvent::FunctionReset => None,
         };
         if let Some((provider, event_type)) = about_qp
             && let Some(handle) = self.qp_of(provider)

@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(VerbsNetwork::default().beyond(), None);
         let network: VerbsNetwork = "10.77.100.0/16".parse().unwrap();
         let beyond = network.beyond().unwrap();
-        assert!(beyond.holds(Ipv4Addr::new(10, 77, 1, 1)));
+        assert!(beyond.contains(Ipv4Addr::new(10, 77, 1, 1)));
     }
 
     #[test]

@@ -1,0 +1,298 @@
+//! Large regions: a thread registers and deregisters them, since the kernel pins or gives back each of their pages meanwhile.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+
+use hca_api::{AccessFlags, FileRun, HcaError, PdHandle};
+
+/// Runs that a region has at most where the caller registers it: each is a mapping, 3 to 11 us to make and as many to take away.
+const FEW_RUNS: usize = 32;
+
+/// Bytes that it has at most there.
+const FEW_BYTES: u64 = 4 << 20;
+
+/// Registrations of a protection domain that are under way, or whose outcome was not asked for.
+const MAX_PENDING: usize = 16;
+
+/// Returns `true` for a region that the thread is to register.
+pub(crate) fn is_large(runs: &[FileRun]) -> bool {
+    runs.len() > FEW_RUNS || runs.iter().map(|run| run.len).sum::<u64>() > FEW_BYTES
+}
+
+/// A registration, as it is asked for again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Registration {
+    pub(crate) pd: PdHandle,
+    /// The region's own first address.
+    pub(crate) iova: u64,
+    pub(crate) len: u64,
+    pub(crate) access: AccessFlags,
+    pub(crate) source: Source,
+}
+
+/// Memory of a registration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// One range from an address on.
+    Range(u64),
+    /// Pages of `1 << shift` bytes, from an offset in the first one on.
+    Pages {
+        pages: Arc<Vec<u64>>,
+        shift: u8,
+        first_offset: u64,
+    },
+}
+
+/// Makes a region.
+pub(crate) type Job<R> = Box<dyn FnOnce() -> Outcome<R> + Send>;
+
+enum Order<R> {
+    Register(u64, Job<R>),
+    Deregister(R),
+}
+
+type Outcome<R> = Result<R, HcaError>;
+
+/// The thread, and what it was asked for. It ends with this value, once it has done everything.
+#[derive(Debug)]
+pub(crate) struct Registrar<R> {
+    orders: Sender<Order<R>>,
+    outcomes: Receiver<(u64, Outcome<R>)>,
+    /// Can be read when there are outcomes.
+    news: UnixStream,
+    pending: BTreeMap<u64, (Registration, Option<Outcome<R>>)>,
+    next: u64,
+}
+
+impl<R: Send + 'static> Registrar<R> {
+    /// Starts the thread.
+    pub(crate) fn start() -> io::Result<Self> {
+        let (news, teller) = UnixStream::pair()?;
+        for end in [&news, &teller] {
+            end.set_nonblocking(true)?;
+        }
+        let (orders, taken) = channel();
+        let (done, outcomes) = channel();
+        let thread = thread::Builder::new().name("registrar".to_owned());
+        thread.spawn(move || work(&taken, &done, teller))?;
+        Ok(Self {
+            orders,
+            outcomes,
+            news,
+            pending: BTreeMap::new(),
+            next: 0,
+        })
+    }
+
+    /// Returns the file that can be read when [`Self::take_outcomes`] has something.
+    pub(crate) fn news(&self) -> BorrowedFd<'_> {
+        self.news.as_fd()
+    }
+
+    /// Takes the outcome of a registration, which is [`HcaError::Pending`] until the thread has done it. Returns `None` if the thread
+    /// was not asked for it.
+    pub(crate) fn outcome(&mut self, asked: &Registration) -> Option<Outcome<R>> {
+        let mut pending = self.pending.iter();
+        let (ticket, (_, outcome)) = pending.find(|(_, (of, _))| of == asked)?;
+        let (ticket, is_done) = (*ticket, outcome.is_some());
+        let done = is_done.then(|| self.pending.remove(&ticket)).flatten();
+        let outcome = done.and_then(|(_, outcome)| outcome);
+        Some(outcome.unwrap_or(Err(HcaError::Pending)))
+    }
+
+    /// Asks for a registration, with the job that makes it.
+    ///
+    /// # Errors
+    /// [`HcaError::Pending`], or why it cannot be asked for.
+    pub(crate) fn register(&mut self, asked: Registration, job: Job<R>) -> Outcome<R> {
+        let of_domain = self.pending.values().filter(|(of, _)| of.pd == asked.pd);
+        if of_domain.count() >= MAX_PENDING {
+            return Err(HcaError::InsufficientResources);
+        }
+        let ticket = self.next;
+        let order = Order::Register(ticket, job);
+        self.orders
+            .send(order)
+            .map_err(|_| HcaError::DeviceFailed)?;
+        self.next += 1;
+        self.pending.insert(ticket, (asked, None));
+        Err(HcaError::Pending)
+    }
+
+    /// Deregisters a region.
+    pub(crate) fn deregister(&self, region: R) {
+        // Without the thread it is dropped here.
+        let _ = self.orders.send(Order::Deregister(region));
+    }
+
+    /// Takes outcomes. Returns the protection domains of their registrations.
+    pub(crate) fn take_outcomes(&mut self) -> Vec<PdHandle> {
+        let mut bytes = [0; 64];
+        while self
+            .news
+            .read(&mut bytes)
+            .is_ok_and(|read| read == bytes.len())
+        {}
+        let mut domains = Vec::new();
+        while let Ok((ticket, outcome)) = self.outcomes.try_recv() {
+            match self.pending.get_mut(&ticket) {
+                Some((asked, place)) => {
+                    domains.push(asked.pd);
+                    *place = Some(outcome);
+                }
+                None => self.withdraw(outcome),
+            }
+        }
+        domains
+    }
+
+    /// Forgets the registrations of a protection domain that is gone.
+    pub(crate) fn forget(&mut self, pd: PdHandle) {
+        let gone: Vec<u64> = self
+            .pending
+            .iter()
+            .filter(|(_, (of, _))| of.pd == pd)
+            .map(|(ticket, _)| *ticket)
+            .collect();
+        for ticket in gone {
+            if let Some((_, Some(outcome))) = self.pending.remove(&ticket) {
+                self.withdraw(outcome);
+            }
+        }
+    }
+
+    fn withdraw(&self, outcome: Outcome<R>) {
+        if let Ok(region) = outcome {
+            self.deregister(region);
+        }
+    }
+}
+
+/// Carries orders out until no more can come.
+fn work<R>(orders: &Receiver<Order<R>>, done: &Sender<(u64, Outcome<R>)>, mut news: UnixStream) {
+    for order in orders {
+        match order {
+            Order::Register(ticket, job) => {
+                if done.send((ticket, job())).is_err() {
+                    return;
+                }
+                // Where there is no room, there is something to be read.
+                let _ = news.write(&[0]);
+            }
+            Order::Deregister(region) => drop(region),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A region that says when it is gone.
+    #[derive(Debug)]
+    struct Region(u32, Sender<u32>);
+
+    impl Drop for Region {
+        fn drop(&mut self) {
+            let _ = self.1.send(self.0);
+        }
+    }
+
+    fn asked(pd: u32, iova: u64) -> Registration {
+        Registration {
+            pd: PdHandle(pd),
+            iova,
+            len: 8 << 20,
+            access: AccessFlags::LOCAL_WRITE,
+            source: Source::Range(0x1000),
+        }
+    }
+
+    /// Waits for outcomes as a caller does that polls the file.
+    fn outcomes(registrar: &mut Registrar<Region>) -> Vec<PdHandle> {
+        loop {
+            let domains = registrar.take_outcomes();
+            if !domains.is_empty() {
+                return domains;
+            }
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn the_outcome_of_a_registration_is_for_the_one_that_asks_again() {
+        let (gone, left) = channel();
+        let mut registrar = Registrar::start().unwrap();
+        let [one, two] = [asked(1, 0), asked(1, 4096)];
+        assert!(registrar.outcome(&one).is_none());
+        let region = Region(7, gone);
+        let pending = registrar.register(one.clone(), Box::new(|| Ok(region)));
+        assert_eq!(pending.unwrap_err(), HcaError::Pending);
+        assert_eq!(outcomes(&mut registrar), [PdHandle(1)]);
+        let failed = Box::new(|| Err(HcaError::InsufficientResources));
+        let _ = registrar.register(two.clone(), failed);
+        outcomes(&mut registrar);
+        let refused = registrar.outcome(&two).map(Result::unwrap_err);
+        assert_eq!(refused, Some(HcaError::InsufficientResources));
+        let region = registrar.outcome(&one).unwrap().unwrap();
+        assert!(registrar.outcome(&one).is_none(), "it is asked for anew");
+        registrar.deregister(region);
+        assert_eq!(left.recv(), Ok(7));
+    }
+
+    #[test]
+    fn outcomes_of_a_domain_that_is_gone_are_taken_back() {
+        let (gone, left) = channel();
+        let (begin, begun) = channel();
+        let mut registrar = Registrar::start().unwrap();
+        let [early, late] = [Region(1, gone.clone()), Region(2, gone)];
+        let _ = registrar.register(asked(1, 1), Box::new(|| Ok(early)));
+        outcomes(&mut registrar);
+        let waits = move || {
+            begun.recv().unwrap();
+            Ok(late)
+        };
+        let _ = registrar.register(asked(1, 2), Box::new(waits));
+        registrar.forget(PdHandle(1));
+        begin.send(()).unwrap();
+        assert_eq!(left.recv(), Ok(1));
+        let mut second = left.try_recv();
+        while second.is_err() {
+            assert_eq!(registrar.take_outcomes(), []);
+            second = left.try_recv();
+        }
+        assert_eq!(second, Ok(2));
+    }
+
+    #[test]
+    fn a_domain_has_few_registrations_under_way() {
+        let mut registrar = Registrar::<Region>::start().unwrap();
+        let mut ask = |pd, iova| {
+            let refused = Box::new(|| Err(HcaError::InvalidParameter));
+            registrar.register(asked(pd, iova), refused).unwrap_err()
+        };
+        for iova in 0..MAX_PENDING as u64 {
+            assert_eq!(ask(1, iova), HcaError::Pending);
+        }
+        assert_eq!(ask(1, 99), HcaError::InsufficientResources);
+        assert_eq!(ask(2, 99), HcaError::Pending);
+    }
+
+    #[test]
+    fn regions_are_large_by_their_runs_or_their_bytes() {
+        let run = |len| FileRun {
+            file: 0,
+            offset: 0,
+            len,
+        };
+        assert!(!is_large(&vec![run(4096); FEW_RUNS]));
+        assert!(is_large(&vec![run(4096); FEW_RUNS + 1]));
+        assert!(!is_large(&[run(FEW_BYTES)]));
+        assert!(is_large(&[run(FEW_BYTES), run(1)]));
+    }
+}

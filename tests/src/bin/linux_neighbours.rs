@@ -1,0 +1,513 @@
+//! Speed of a VF on a port of a Linux HCA, alone and beside a VF that does what it can to be in the way.
+//!
+//! ```text
+//! linux_neighbours DEVICE PORT (answer|alone|attacked) OWN PEER
+//! ```
+//!
+//! Two of these programs exchange their addresses by the files OWN and PEER. The one that answers lends its memory, and ends with the
+//! other one. The other one writes 8 bytes there, one write after the other, and prints half of the time that a write takes: the median,
+//! the 99th of a hundred and the longest, in microseconds; then the MB/s of writes of 64 KiB and of 1 MiB, 16 at a time. `attacked`: a second VF of
+//! the adapter registers large and scattered memory, posts requests with keys that it does not have, and makes and destroys queue pairs, each call
+//! a turn between those of the first VF. An error is one line, with exit status 2.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+use hca_api::{
+    AccessFlags, AddressVector, Completion, CompletionStatus, CqHandle, DmaBuffer, GlobalRoute,
+    Hca, HcaError, LKey, MrKeys, MrKind, MrSpec, Payload, PdHandle, QpCaps, QpHandle, QpKind,
+    QpModify, QpSpec, QpState, RKey, ReceiveMode, RecvRequest, RemoteAddress, SendFlags, SendOp,
+    SendRequest, Sge,
+};
+use hca_linux::{MappedFiles, PORT};
+use ib_wire::{Gid, GidIndex, Lid, Mtu, PKeyIndex, Psn, Qpn, Sl};
+use vf_tunnel::VfId;
+use vhca_tests::live::linux_pf::{PATIENCE, Result, Shared};
+
+/// Bytes of the buffers: 16 writes of 1 MiB share one.
+const BUFFER: u32 = 1 << 20;
+
+/// Time for which each kind of write is repeated.
+const SPAN: Duration = Duration::from_secs(1);
+
+/// Writes of the larger sizes that are under way.
+const WINDOW: usize = 16;
+
+/// Pages of the attacker's scattered memory: of the largest region, and of one that is registered at once.
+const PAGES: u32 = 4096;
+const FEW_PAGES: u32 = 256;
+const PAGE: u32 = 4096;
+
+/// What the peer has to know of a VF.
+struct Address {
+    gid: Gid,
+    lid: Lid,
+    qpn: Qpn,
+    memory: RemoteAddress,
+}
+
+impl Address {
+    fn text(&self) -> String {
+        let (gid, memory) = (u128::from_be_bytes(self.gid.0), &self.memory);
+        let (lid, qpn) = (self.lid.get(), self.qpn.get());
+        format!("{gid} {lid} {qpn} {} {}\n", memory.addr, memory.rkey.0)
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        let mut numbers = text.strip_suffix('\n')?.split(' ');
+        let gid: u128 = numbers.next()?.parse().ok()?;
+        let mut next = || numbers.next()?.parse::<u64>().ok();
+        Some(Self {
+            gid: Gid(gid.to_be_bytes()),
+            lid: Lid::new(next()?.try_into().ok()?),
+            qpn: Qpn::from_low_bits(next()?.try_into().ok()?),
+            memory: RemoteAddress {
+                addr: next()?,
+                rkey: RKey(next()?.try_into().ok()?),
+            },
+        })
+    }
+
+    fn vector(&self) -> AddressVector {
+        let route = GlobalRoute {
+            remote_gid: self.gid,
+            sgid_index: GidIndex(0),
+            flow_label: 0,
+            hop_limit: 1,
+            traffic_class: 0,
+        };
+        AddressVector {
+            port: PORT,
+            dlid: self.lid,
+            sl: Sl::default(),
+            path_bits: 0,
+            static_rate: None,
+            grh: Some(route),
+        }
+    }
+}
+
+/// Returns a queue pair for connections.
+fn connected(pd: PdHandle, cq: CqHandle) -> QpSpec {
+    QpSpec {
+        kind: QpKind::Rc,
+        pd,
+        send_cq: cq,
+        recv_cq: cq,
+        srq: None,
+        caps: QpCaps {
+            max_send_wr: 64,
+            max_recv_wr: 16,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 0,
+        },
+        signal_all: true,
+        receives: ReceiveMode::Posted,
+        qpn: None,
+        block_multicast_loopback: false,
+    }
+}
+
+fn initialized() -> QpModify {
+    QpModify {
+        state: Some(QpState::Init),
+        port: Some(PORT),
+        pkey_index: Some(PKeyIndex(0)),
+        access: Some(AccessFlags::REMOTE_WRITE),
+        ..QpModify::default()
+    }
+}
+
+/// Takes a queue pair to the state in which it sends.
+fn connect(hca: &mut dyn Hca, qp: QpHandle, peer: &Address) -> Result<()> {
+    let first = Some(Psn::from_low_bits(7));
+    let receive = QpModify {
+        state: Some(QpState::ReadyToReceive),
+        primary: Some(peer.vector()),
+        path_mtu: Some(Mtu::MTU_4096),
+        dest_qpn: Some(peer.qpn),
+        rq_psn: first,
+        max_dest_rd_atomic: Some(1),
+        min_rnr_timer: Some(14),
+        ..QpModify::default()
+    };
+    let send = QpModify {
+        state: Some(QpState::ReadyToSend),
+        sq_psn: first,
+        timeout: Some(16),
+        retry_count: Some(7),
+        rnr_retry: Some(7),
+        max_rd_atomic: Some(1),
+        ..QpModify::default()
+    };
+    for change in [receive, send] {
+        hca.modify_qp(qp, &change)?;
+    }
+    Ok(())
+}
+
+/// A VF with one connection.
+struct Neighbour {
+    vf: VfId,
+    cq: CqHandle,
+    qp: QpHandle,
+    buffer: DmaBuffer,
+    region: MrKeys,
+}
+
+impl Neighbour {
+    fn open(shared: &mut Shared, vf: VfId, gid: Gid) -> Result<(Self, Address)> {
+        let (pd, cq, buffer) = shared.with(vf, |hca| {
+            Ok((
+                hca.alloc_pd()?,
+                hca.create_cq(64)?,
+                hca.allocate_dma(BUFFER as usize)?,
+            ))
+        })?;
+        let kind = MrKind::Virtual {
+            addr: buffer.addr,
+            len: buffer.len as u64,
+        };
+        let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
+        let spec = MrSpec {
+            pd,
+            kind,
+            access,
+            key: None,
+        };
+        let region = shared.register(vf, &spec)?;
+        shared.with(vf, |hca| {
+            let (qp, numbers) = hca.create_qp(connected(pd, cq))?;
+            hca.modify_qp(qp, &initialized())?;
+            let memory = RemoteAddress {
+                addr: buffer.addr,
+                rkey: region.rkey,
+            };
+            let address = Address {
+                gid,
+                lid: hca.query_port(PORT)?.lid,
+                qpn: numbers.real,
+                memory,
+            };
+            Ok((
+                Self {
+                    vf,
+                    cq,
+                    qp,
+                    buffer,
+                    region,
+                },
+                address,
+            ))
+        })
+    }
+
+    fn send(&self, shared: &mut Shared, op: SendOp<'_>, len: u32) -> Result<()> {
+        let list = &[Sge {
+            addr: self.buffer.addr,
+            len,
+            lkey: self.region.lkey,
+        }];
+        let request = SendRequest {
+            wr_id: 0,
+            op,
+            payload: Payload::Gather(list),
+            flags: SendFlags::SIGNALED,
+            destination: None,
+        };
+        shared.with(self.vf, |hca| Ok(hca.post_send(self.qp, &request)?))
+    }
+
+    /// Takes completions. Returns their number.
+    fn completed(&self, shared: &mut Shared) -> Result<usize> {
+        let mut out = [Completion::BLANK; WINDOW];
+        let count = shared.with(self.vf, |hca| Ok(hca.poll_cq(self.cq, &mut out)?))?;
+        let failed = |of: &&Completion| of.status != CompletionStatus::Success;
+        match out[..count].iter().find(failed) {
+            Some(failed) => Err(format!("{failed:?}").into()),
+            None => Ok(count),
+        }
+    }
+}
+
+/// A VF whose calls are of no use to it.
+struct Attacker {
+    vf: VfId,
+    pd: PdHandle,
+    cq: CqHandle,
+    buffer: DmaBuffer,
+    regions: Vec<MrKeys>,
+    qps: Vec<QpHandle>,
+    /// Pages of the largest region, the last one first.
+    pages: Arc<Vec<u64>>,
+    few_pages: Arc<Vec<u64>>,
+    calls: u64,
+}
+
+impl Attacker {
+    fn open(shared: &mut Shared, vf: VfId) -> Result<Self> {
+        shared.with(vf, |hca| {
+            let buffer = hca.allocate_dma((PAGES * PAGE) as usize)?;
+            let pages = |count: u32| {
+                let pages = (0..count).rev();
+                Arc::new(
+                    pages
+                        .map(|page| buffer.addr + u64::from(page * PAGE))
+                        .collect(),
+                )
+            };
+            Ok(Self {
+                vf,
+                pd: hca.alloc_pd()?,
+                cq: hca.create_cq(64)?,
+                buffer,
+                regions: Vec::new(),
+                qps: Vec::new(),
+                pages: pages(PAGES),
+                few_pages: pages(FEW_PAGES),
+                calls: 0,
+            })
+        })
+    }
+
+    /// Registers memory, or asks for the outcome.
+    fn register(&mut self, hca: &mut dyn Hca, kind: MrKind<'_>) {
+        let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
+        let spec = MrSpec {
+            pd: self.pd,
+            kind,
+            access,
+            key: None,
+        };
+        self.regions.extend(hca.register_mr(&spec));
+    }
+
+    fn scattered(pages: &Arc<Vec<u64>>) -> MrKind<'_> {
+        MrKind::Physical {
+            pages,
+            page_shift: 12,
+            iova: 0,
+            first_offset: 0,
+            len: pages.len() as u64 * u64::from(PAGE),
+        }
+    }
+
+    /// Makes the next call. That some are refused is what they are made for.
+    fn call(&mut self, shared: &mut Shared) -> Result<()> {
+        self.calls += 1;
+        let number = self.calls;
+        let vf = self.vf;
+        shared.with(vf, |hca| {
+            match number % 8 {
+                0 => {
+                    let pages = self.pages.clone();
+                    self.register(hca, Self::scattered(&pages));
+                }
+                1 => {
+                    let few_pages = self.few_pages.clone();
+                    self.register(hca, Self::scattered(&few_pages));
+                }
+                2 => self.register(
+                    hca,
+                    MrKind::Virtual {
+                        addr: self.buffer.addr,
+                        len: self.buffer.len as u64,
+                    },
+                ),
+                3 => {
+                    if let Some(region) = self.regions.pop() {
+                        hca.deregister_mr(region.handle)?;
+                    }
+                }
+                4 if self.qps.len() < 8 => {
+                    let (qp, _) = hca.create_qp(connected(self.pd, self.cq))?;
+                    hca.modify_qp(qp, &initialized())?;
+                    self.qps.push(qp);
+                }
+                5 => {
+                    let list = &[Sge {
+                        addr: u64::MAX - 8,
+                        len: 1 << 30,
+                        lkey: LKey(u32::try_from(number % 99_991)?),
+                    }];
+                    let posted = self.qps.last().map(|qp| {
+                        hca.post_recv(
+                            *qp,
+                            &RecvRequest {
+                                wr_id: 0,
+                                scatter: list,
+                            },
+                        )
+                    });
+                    let is_expected = matches!(
+                        posted,
+                        None | Some(Ok(()) | Err(HcaError::QueueFull | HcaError::InvalidParameter))
+                    );
+                    is_expected
+                        .then_some(())
+                        .ok_or_else(|| format!("{posted:?}"))?;
+                }
+                6 => {
+                    let mut out = [Completion::BLANK; 16];
+                    hca.poll_cq(self.cq, &mut out)?;
+                }
+                _ => {
+                    let is_enough = self.qps.len() == 8 || number % 16 == 7;
+                    if is_enough && let Some(qp) = self.qps.pop() {
+                        hca.destroy_qp(qp)?;
+                    }
+                    if self.regions.len() > 4 {
+                        let region = self.regions.remove(0);
+                        hca.deregister_mr(region.handle)?;
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Both VFs of the program that asks.
+struct Pair {
+    shared: Shared,
+    neighbour: Neighbour,
+    attacker: Option<Attacker>,
+}
+
+impl Pair {
+    /// Gives everything a turn, until one of the neighbour's writes is complete or more.
+    fn completed(&mut self) -> Result<usize> {
+        let patience = Instant::now() + PATIENCE;
+        loop {
+            self.shared.turn()?;
+            if let Some(attacker) = &mut self.attacker {
+                attacker.call(&mut self.shared)?;
+            }
+            match self.neighbour.completed(&mut self.shared)? {
+                0 if Instant::now() > patience => return Err("no write completes".into()),
+                0 => {}
+                count => return Ok(count),
+            }
+        }
+    }
+
+    /// Prints half of the times that writes of 8 bytes take.
+    fn times(&mut self, write: SendOp<'_>) -> Result<()> {
+        let end = Instant::now() + SPAN;
+        let mut times = Vec::new();
+        while Instant::now() < end {
+            let begun = Instant::now();
+            self.neighbour.send(&mut self.shared, write, 8)?;
+            self.completed()?;
+            times.push(begun.elapsed() / 2);
+        }
+        times.sort_unstable();
+        let at = |part: usize| times[times.len() * part / 1000].as_secs_f64() * 1e6;
+        let longest = times
+            .last()
+            .map_or(0.0, |longest| longest.as_secs_f64() * 1e6);
+        let (median, most) = (at(500), at(990));
+        println!("8 bytes: {median:.1} us, 99 of 100 in {most:.1}, the longest {longest:.1}");
+        Ok(())
+    }
+
+    /// Prints how many bytes a second are written by writes of a length.
+    fn rate(&mut self, write: SendOp<'_>, len: u32) -> Result<()> {
+        let begun = Instant::now();
+        let (mut under_way, mut bytes) = (0, 0);
+        while begun.elapsed() < SPAN || under_way > 0 {
+            while under_way < WINDOW && begun.elapsed() < SPAN {
+                self.neighbour.send(&mut self.shared, write, len)?;
+                under_way += 1;
+            }
+            let count = self.completed()?;
+            under_way -= count;
+            bytes += count as u64 * u64::from(len);
+        }
+        #[expect(clippy::cast_precision_loss, reason = "a rate has three digits")]
+        let rate = bytes as f64 / begun.elapsed().as_secs_f64() / 1e6;
+        println!("{len} bytes: {rate:.0} MB/s");
+        Ok(())
+    }
+}
+
+fn run() -> Result<()> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let [
+        device,
+        port,
+        role @ ("answer" | "alone" | "attacked"),
+        own,
+        peer,
+    ] = words[..]
+    else {
+        return Err("which device and port; answer, alone or attacked; and by which files?".into());
+    };
+    let mut shared = Shared::open(device, port.parse()?, 2, Some(MappedFiles::default()))?;
+    let gids = shared.bring_up()?;
+    let [vf, second] = [shared.vfs[0], shared.vfs[1]];
+    let (neighbour, address) = Neighbour::open(&mut shared, vf, gids[&vf])?;
+    if role == "answer" {
+        let list = &[Sge {
+            addr: neighbour.buffer.addr,
+            len: 8,
+            lkey: neighbour.region.lkey,
+        }];
+        let end = RecvRequest {
+            wr_id: 0,
+            scatter: list,
+        };
+        shared.with(vf, |hca| Ok(hca.post_recv(neighbour.qp, &end)?))?;
+    }
+    fs::write(own, address.text())?;
+    let patience = Instant::now() + PATIENCE;
+    let peer = loop {
+        let text = fs::read_to_string(peer).unwrap_or_default();
+        match Address::read(&text) {
+            Some(address) => break address,
+            None if Instant::now() > patience => return Err("the peer has no address".into()),
+            None => thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    shared.with(vf, |hca| connect(hca, neighbour.qp, &peer))?;
+    if role == "answer" {
+        return shared.until(|shared| Ok((neighbour.completed(shared)? > 0).then_some(())));
+    }
+    let attacker = match role {
+        "attacked" => Some(Attacker::open(&mut shared, second)?),
+        _ => None,
+    };
+    let mut pair = Pair {
+        shared,
+        neighbour,
+        attacker,
+    };
+    let write = SendOp::RdmaWrite(peer.memory);
+    // The first one may be there before its queue pair is ready, and is repeated.
+    pair.neighbour.send(&mut pair.shared, write, 8)?;
+    pair.completed()?;
+    pair.times(write)?;
+    for len in [1 << 16, 1 << 20] {
+        pair.rate(write, len)?;
+    }
+    if let Some(attacker) = pair.attacker.take() {
+        println!("{} calls of the other VF", attacker.calls);
+    }
+    pair.neighbour.send(&mut pair.shared, SendOp::Send, 8)?;
+    pair.completed()?;
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::from(2)
+        }
+    }
+}
