@@ -170,11 +170,11 @@ pub enum SendOp<'a> {
     /// Flush what earlier requests of the queue pair stored at the peer (IBA annex A19); RC only. The payload is ignored. It counts among the
     /// reads and atomic operations that may be outstanding.
     Flush {
-        /// Where. Of a whole region the key alone counts.
+        /// Memory of the peer. Of a whole region the key alone counts.
         remote: RemoteAddress,
         /// Bytes of a range, or `None` for the whole region.
         len: Option<u32>,
-        /// What the peer ensures before it answers. It refuses a placement without the right of its queue pair
+        /// Placement that the peer ensures before it answers. It refuses one without the right of its queue pair
         /// ([`CompletionStatus::RemoteInvalidRequest`](crate::CompletionStatus::RemoteInvalidRequest)) or of the region
         /// ([`CompletionStatus::RemoteAccess`](crate::CompletionStatus::RemoteAccess)).
         placement: FlushPlacement,

@@ -152,8 +152,7 @@ fn operation(head: &SendElement) -> Option<SendOp<'static>> {
     })
 }
 
-/// Returns a flush, unless the program names memory in a way that the standard does not know. What it asks for there is for the peer to
-/// judge.
+/// Returns a flush, or `None` if its selectivity is a reserved one. The peer judges placement, range and rights.
 fn flush(head: &SendElement) -> Option<SendOp<'static>> {
     let (flush, _) = FlushArguments::read_from_prefix(&head.arguments).ok()?;
     let len = match FlushSelectivity::new(flush.selectivity)? {

@@ -115,7 +115,7 @@ impl Memory {
             qp,
             start: bind.addr,
             len: bind.len,
-            // What no region can be given, its windows do not open.
+            // No window opens a right that no region can have.
             access: bind.access - AccessFlags::FLUSH_PERSISTENT,
             generation: self.next_generation(),
         };
