@@ -47,8 +47,7 @@ pub(crate) fn files(dir: &Path, programs: &[&Path]) -> PathBuf {
 fn guest(kernel: &'static str, fabric: &Fabric, host: &str) -> Guest {
     let mut boot = Boot::new(kernel, None).with("--iommu");
     boot.devices = [1, 2].map(|vf| fabric.device(host, vf)).into();
-    // Of the functions that a driver of the kernel has, QEMU is to map all memory once, and not each packet as it comes.
-    boot = boot.with("--append").with("vhca.load=no iommu=pt");
+    boot = boot.with("--append").with("vhca.load=no");
     boot = boot.with("--memory").with("1024").with("--add");
     let boot = boot.with(files(fabric.dir(), &[binary()]));
     boot.start(fabric.dir(), host)

@@ -164,10 +164,17 @@ pub(crate) fn receive_whole(
         return Err(Errno::MFILE);
     }
     let taken = receive_with(&socket, &mut [], body, 0, RecvFlags::empty())?;
-    Ok(Packet {
+    let mut packet = Packet {
         len: taken.len,
         ..looked
-    })
+    };
+    // A look at a message of a stream shows the descriptors of the next one, too (`unix_stream_read_generic` goes on for no bytes). A
+    // message that has some is cut where there is no room for them.
+    if !taken.is_cut {
+        packet.fds.clear();
+        packet.is_cut = false;
+    }
+    Ok(packet)
 }
 
 fn receive_with(
@@ -211,6 +218,33 @@ mod tests {
         for request in [Request::Read(0), Request::Read(1 << 17), Request::Send] {
             assert_eq!(Request::of(request.head()), request);
         }
+    }
+
+    #[test]
+    fn descriptors_of_a_stream_are_those_of_the_bytes_with_which_they_came() {
+        let flags = SocketFlags::CLOEXEC;
+        let streams = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        let (client, socket) = streams.unwrap();
+        let say = |bytes: &[u8], fds: &[BorrowedFd<'_>]| {
+            send(&client, [bytes, &[]], fds, SendFlags::empty()).unwrap();
+        };
+        let one = client.as_fd();
+        say(b"none", &[]);
+        say(b"some", &[one, one]);
+        say(b"more", &[one]);
+        say(b"last", &[]);
+        let mut body = [0; 4];
+        let mut next = |len: usize| {
+            let packet = receive_whole(&socket, &mut body[..len], 8).unwrap();
+            assert!(!packet.is_cut);
+            (packet.len, packet.fds.len())
+        };
+        assert_eq!(next(4), (4, 0));
+        // The first bytes of a message bring them, as of the head of a message.
+        assert_eq!(next(2), (2, 2));
+        assert_eq!(next(2), (2, 0));
+        assert_eq!(next(4), (4, 1));
+        assert_eq!(next(4), (4, 0));
     }
 
     #[test]
