@@ -425,11 +425,19 @@ impl<H: Hca> Hca for Function<'_, H> {
     }
 
     fn reserve_qpns(&mut self, count: u32, align: u32) -> Result<Qpn, HcaError> {
-        self.physical()?.reserve_qpns(count, align)
+        if self.is_physical() {
+            return self.hca.reserve_qpns(count, align);
+        }
+        let most = self.vf()?.quota.qps;
+        let numbers = &mut self.functions.numbers;
+        numbers.reserve(self.id, (count, align), most)
     }
 
     fn release_qpns(&mut self, first: Qpn, count: u32) -> Result<(), HcaError> {
-        self.physical()?.release_qpns(first, count)
+        if self.is_physical() {
+            return self.hca.release_qpns(first, count);
+        }
+        self.functions.numbers.release(self.id, first, count)
     }
 
     fn create_qp(&mut self, spec: QpSpec) -> Result<(QpHandle, QpNumbers), HcaError> {

@@ -1,18 +1,18 @@
 //! The functions of an adapter, and how they are lent.
 
 use core::fmt;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use hca_api::{
     Adapter, AddressSpace, AsyncEvent, CqHandle, FunctionId, Hca, HcaError, HcaEvent, MrHandle,
     MrKeys, MrKind, MrSpec, PdHandle, QpHandle, ResourceCounts, Sge, SrqHandle,
 };
 use ib_vtime::{Instant, Secret, SecretNumbers, TimerQueue};
-use ib_wire::Qpn;
 
 use crate::cq::CompletionQueue;
 use crate::event::{EventSource, origin};
 use crate::memory::SharedSpaces;
+use crate::numbers::Numbers;
 use crate::pulled::QueueId;
 use crate::regions::Region;
 use crate::side::{FIRST_END, Memory, Side};
@@ -38,8 +38,7 @@ pub struct Functions {
     /// Functions that may have events which [`Adapter::poll_ready`] has not returned yet.
     stirred: VecDeque<FunctionId>,
     /// Numbers of the ends of tunnels.
-    pub(crate) numbers: BTreeSet<Qpn>,
-    next_number: u32,
+    pub(crate) numbers: Numbers,
     pub(crate) secrets: SecretNumbers,
     /// Where messages of tunnels are gathered.
     pub(crate) message: Vec<u8>,
@@ -53,10 +52,6 @@ pub struct Functions {
 }
 
 impl Functions {
-    /// Ends of tunnels have the numbers from here up to [`Self::NUMBERS_END`]. No packet carries them.
-    const NUMBERS: u32 = 0xf_0000;
-    const NUMBERS_END: u32 = 0x10_0000;
-
     /// Returns an adapter of up to `max_functions` virtual functions, with none yet. Keys of memory regions follow from the
     /// secret.
     #[must_use]
@@ -71,8 +66,7 @@ impl Functions {
             qp_owners: BTreeMap::new(),
             srq_owners: BTreeMap::new(),
             stirred: VecDeque::new(),
-            numbers: BTreeSet::new(),
-            next_number: Self::NUMBERS,
+            numbers: Numbers::default(),
             secrets: secret.into().numbers(),
             message: Vec::new(),
             sges: Vec::new(),
@@ -201,21 +195,6 @@ impl Functions {
         } else {
             Err(HcaError::InsufficientResources)
         }
-    }
-
-    /// Returns a free number for an end of a tunnel. One that was given back comes again last.
-    pub(crate) fn draw_number(&mut self) -> Result<Qpn, HcaError> {
-        for _ in Self::NUMBERS..Self::NUMBERS_END {
-            let number = Qpn::from_low_bits(self.next_number);
-            self.next_number += 1;
-            if self.next_number == Self::NUMBERS_END {
-                self.next_number = Self::NUMBERS;
-            }
-            if !self.numbers.contains(&number) {
-                return Ok(number);
-            }
-        }
-        Err(HcaError::InsufficientResources)
     }
 
     /// Takes the events of the adapter's function, and gives each to its owner.

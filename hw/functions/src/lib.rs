@@ -22,6 +22,7 @@ mod function;
 mod functions;
 mod manager;
 mod memory;
+mod numbers;
 mod pair;
 mod physical;
 mod pulled;

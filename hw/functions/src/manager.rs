@@ -51,8 +51,9 @@ impl<H: Hca> FunctionManager for Function<'_, H> {
         let vf = self.managed(id)?;
         let numbers: Vec<_> = vf.side.ends.values().map(|end| end.numbers.real).collect();
         for number in numbers {
-            self.functions.numbers.remove(&number);
+            self.functions.numbers.remove(number);
         }
+        self.functions.numbers.forget(id);
         self.functions.destroy_physical(&mut self.hca, id)?;
         self.functions.side_mut(id)?;
         self.managed_mut(id)?.reset();

@@ -50,7 +50,7 @@ impl Functions {
         if is_physical && matches!(spec.receives, ReceiveMode::Pulled(_)) {
             return Err(HcaError::Unsupported);
         }
-        if spec.qpn.is_some() || !fits(&spec.caps) {
+        if !fits(&spec.caps) {
             return Err(HcaError::InvalidParameter);
         }
         self.check_quota(function, |counts| counts.qps)?;
@@ -62,7 +62,7 @@ impl Functions {
             return Err(HcaError::InvalidHandle);
         }
         let handle = QpHandle(side.draw_handle()?);
-        let real = self.draw_number()?;
+        let real = self.numbers.choose(function, spec.qpn)?;
         let external = match spec.kind {
             QpKind::Proxy { special, .. } => special.wire_qpn(),
             _ => real,
@@ -164,7 +164,7 @@ impl Functions {
             }
         }
         side.events.forget(EventSource::Qp(qp));
-        self.numbers.remove(&end.numbers.real);
+        self.numbers.remove(end.numbers.real);
         self.bind(function, &end.kind, None);
         Ok(())
     }

@@ -80,8 +80,8 @@ impl Node {
         }
     }
 
-    /// Sets the addresses that the node has besides its own one, in place of those that it had. It claims each that is new, and asks for
-    /// none of the others' by them. [`Self::poll`] must follow.
+    /// Sets the addresses that the node has besides its own one; former ones are given up. The node claims each new one, and looks other
+    /// nodes' addresses up by its own one alone. [`Self::poll`] must follow.
     pub fn set_aliases(&mut self, aliases: &[Ipv4Addr]) {
         let own = self.arp.ip();
         self.aliases.retain(|held| aliases.contains(&held.ip()));

@@ -26,10 +26,9 @@ use crate::gsi::{self, Failure, Gsi, Posted};
 use crate::local_mad::{Facts, Link};
 use crate::local_sa::LocalSa;
 use crate::mapped::MappedFiles;
-use crate::memory::{self, HostMemoryOf, Memory, Objects};
+use crate::memory::{self, HostMemoryOf, HostRegion, Memory, Objects};
 use crate::queue::{CompletionQueue, Raised};
 use crate::registrar::Registrar;
-use crate::sys::MemoryRegion;
 use crate::umad::{FILES, PortFiles, Umad, UmadCounters};
 
 /// Link layer of RoCE ports in sysfs.
@@ -147,7 +146,7 @@ impl<F: PortFiles> LinuxHca<F> {
         &mut self,
         data: Data,
         files: MappedFiles,
-        registrar: Registrar<MemoryRegion>,
+        registrar: Registrar<HostRegion>,
     ) {
         let device = data.device.clone();
         self.memory.set_host(HostMemoryOf {

@@ -18,7 +18,42 @@ pub struct MappedFiles(Arc<Mutex<Files>>);
 #[derive(Debug, Default)]
 struct Files {
     next: u32,
-    files: BTreeMap<u32, Arc<Mapping>>,
+    files: BTreeMap<u32, Mapped>,
+}
+
+/// A file, and what regions of it take of the process.
+#[derive(Debug)]
+struct Mapped {
+    mapping: Arc<Mapping>,
+    len: u64,
+    /// Mappings of regions of several runs.
+    mappings: usize,
+    /// Bytes of regions, which an adapter pins.
+    bytes: u64,
+}
+
+/// Mappings that regions of all files share equally: three quarters of the kernel's limit for a process (`vm.max_map_count`).
+const ALL_MAPPINGS: usize = 49_152;
+
+/// Times that all bytes of a file can be registered.
+const TIMES_REGISTERED: u64 = 4;
+
+/// A region's part of its file's share, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Charge {
+    files: MappedFiles,
+    file: u32,
+    mappings: usize,
+    bytes: u64,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        if let Some(file) = self.files.lock().files.get_mut(&self.file) {
+            file.mappings -= self.mappings;
+            file.bytes -= self.bytes;
+        }
+    }
 }
 
 impl MappedFiles {
@@ -37,7 +72,13 @@ impl MappedFiles {
         let file = files.next;
         let next = file.checked_add(1);
         files.next = next.ok_or(io::ErrorKind::QuotaExceeded)?;
-        files.files.insert(file, mapping.clone());
+        let mapped = Mapped {
+            mapping: mapping.clone(),
+            len: len as u64,
+            mappings: 0,
+            bytes: 0,
+        };
+        files.files.insert(file, mapped);
         drop(files);
         Ok(MappedMemory {
             files: self.clone(),
@@ -50,7 +91,31 @@ impl MappedFiles {
 
     /// Returns a file.
     pub(crate) fn get(&self, file: u32) -> Option<Arc<Mapping>> {
-        self.lock().files.get(&file).cloned()
+        let files = self.lock();
+        files.files.get(&file).map(|file| file.mapping.clone())
+    }
+
+    /// Takes the part that a region of these runs needs from the share of the file in which they begin. Returns `None` if too little is left.
+    pub(crate) fn charge(&self, runs: &[FileRun]) -> Option<Charge> {
+        let file = runs.first()?.file;
+        let bytes = runs.iter().map(|run| run.len).sum::<u64>();
+        // One run is where the file is mapped anyway.
+        let mappings = if runs.len() == 1 { 0 } else { runs.len() };
+        let mut files = self.lock();
+        let share = ALL_MAPPINGS / files.files.len().max(1);
+        let of = files.files.get_mut(&file)?;
+        let (all_mappings, all_bytes) = (of.mappings + mappings, of.bytes.checked_add(bytes)?);
+        if all_mappings > share || all_bytes > of.len.saturating_mul(TIMES_REGISTERED) {
+            return None;
+        }
+        (of.mappings, of.bytes) = (all_mappings, all_bytes);
+        drop(files);
+        Some(Charge {
+            files: self.clone(),
+            file,
+            mappings,
+            bytes,
+        })
     }
 }
 
@@ -193,5 +258,35 @@ mod tests {
         );
         drop(memory);
         assert!(files.get(run.file).is_none());
+    }
+
+    #[test]
+    fn regions_of_a_file_take_no_more_than_its_share() {
+        let files = MappedFiles::default();
+        let memories = [(); 2].map(|()| files.memory(0x10_0000).unwrap());
+        let runs = |of: usize, count: usize, len| {
+            let run = FileRun {
+                file: memories[of].file,
+                offset: 0,
+                len,
+            };
+            vec![run; count]
+        };
+        let whole = || files.charge(&runs(0, 1, 0x10_0000));
+        let charges: Vec<Charge> = core::iter::from_fn(whole).collect();
+        assert_eq!(charges.len(), 4);
+        assert!(files.charge(&runs(0, 1, 1)).is_none());
+        assert!(files.charge(&runs(1, 1, 1)).is_some(), "the other's share");
+        drop(charges);
+        let half = ALL_MAPPINGS / 2;
+        let scattered = files.charge(&runs(0, half, 1));
+        assert!(scattered.is_some() && files.charge(&runs(0, 2, 1)).is_none());
+        let one = files.charge(&runs(0, 1, 1));
+        assert!(one.is_some(), "one run is no mapping");
+        drop(scattered);
+        assert!(files.charge(&runs(0, half + 1, 1)).is_none());
+        drop(memories);
+        drop(one);
+        assert!(files.charge(&[]).is_none());
     }
 }

@@ -10,7 +10,7 @@ use hca_api::{
 };
 
 use crate::attributes::{access_flags, refused};
-use crate::mapped::MappedFiles;
+use crate::mapped::{Charge, MappedFiles};
 use crate::registrar::{Registrar, Registration, Source, is_large};
 use crate::sys::{Device, MemoryRegion, Piece, ProtectionDomain, RegionMemory};
 
@@ -71,6 +71,13 @@ impl<T> Objects<T> {
     }
 }
 
+/// A region of the host, with its part of its file's share. The region goes first.
+#[derive(Debug)]
+pub(crate) struct HostRegion {
+    region: MemoryRegion,
+    _charge: Charge,
+}
+
 /// A region.
 #[derive(Debug)]
 struct Region {
@@ -81,7 +88,7 @@ struct Region {
     addr: u64,
     is_writable: bool,
     /// The region of the host, of memory that is mapped.
-    host: Option<MemoryRegion>,
+    host: Option<HostRegion>,
     /// The thread has registered it.
     is_large: bool,
 }
@@ -111,7 +118,7 @@ enum Place<'a> {
 pub(crate) struct HostMemoryOf {
     pub(crate) device: Arc<Device>,
     pub(crate) files: MappedFiles,
-    pub(crate) registrar: Registrar<MemoryRegion>,
+    pub(crate) registrar: Registrar<HostRegion>,
 }
 
 impl HostMemoryOf {
@@ -122,7 +129,7 @@ impl HostMemoryOf {
         domain: &ProtectionDomain,
         asked: Registration,
         runs: &[FileRun],
-    ) -> Result<Option<MemoryRegion>, HcaError> {
+    ) -> Result<Option<HostRegion>, HcaError> {
         let Self {
             files, registrar, ..
         } = self;
@@ -134,13 +141,19 @@ impl HostMemoryOf {
         let Some(pieces) = pieces else {
             return Ok(None);
         };
+        let charge = files.charge(runs);
+        let charge = charge.ok_or(HcaError::InsufficientResources)?;
         let (domain, rights) = (domain.for_region(), access_flags(asked.access));
         let iova = asked.iova;
         let job = move || {
             let memory = RegionMemory::new(&pieces).map_err(|error| refused(&error))?;
             let len = pieces.iter().map(|(.., len)| len).sum();
             let region = MemoryRegion::new(domain, (memory, len), (iova, rights));
-            region.map_err(|error| refused(&error))
+            let region = region.map_err(|error| refused(&error))?;
+            Ok(HostRegion {
+                region,
+                _charge: charge,
+            })
         };
         match is_large(runs) {
             true => registrar.register(asked, Box::new(job)).map(Some),
@@ -254,7 +267,7 @@ impl Memory {
         if host.is_none() && (is_of_pages || spec.access.intersects(remote)) {
             return Err(HcaError::Unsupported);
         }
-        let keys = host.as_ref().map(MemoryRegion::keys);
+        let keys = host.as_ref().map(|host| host.region.keys());
         let number = self.regions.add(Region {
             pd: spec.pd,
             range,
@@ -280,7 +293,7 @@ impl Memory {
         &mut self,
         spec: &MrSpec<'_>,
         (iova, len): (u64, u64),
-    ) -> Result<(Option<MemoryRegion>, bool), HcaError> {
+    ) -> Result<(Option<HostRegion>, bool), HcaError> {
         let source = match spec.kind {
             MrKind::Virtual { addr, .. } | MrKind::Translated { addr, .. } => Source::Range(addr),
             MrKind::Physical {
@@ -364,7 +377,7 @@ impl Memory {
 
     pub(crate) fn deregister(&mut self, region: MrHandle) -> Result<(), HcaError> {
         let region = self.regions.remove(region.0)?;
-        if let Some((lkey, _)) = region.host.as_ref().map(MemoryRegion::keys) {
+        if let Some((lkey, _)) = region.host.as_ref().map(|host| host.region.keys()) {
             self.by_key.remove(&lkey);
         }
         if let (Some(of_host), Some(host), true) = (region.host, &self.host, region.is_large) {
@@ -438,7 +451,7 @@ impl Memory {
             .offset(sge)
             .filter(|_| is_allowed && region.pd == pd)?;
         Some(match &region.host {
-            Some(host) => Place::Host(host, offset),
+            Some(host) => Place::Host(&host.region, offset),
             None => Place::Space(region.addr.wrapping_add(offset)),
         })
     }

@@ -58,7 +58,7 @@ enum Order<R> {
 
 type Outcome<R> = Result<R, HcaError>;
 
-/// The thread, and what it was asked for. It ends with this value, once it has done everything.
+/// The thread, and the registrations for which it was asked. It ends with this value, once it has done everything.
 #[derive(Debug)]
 pub(crate) struct Registrar<R> {
     orders: Sender<Order<R>>,
@@ -173,7 +173,7 @@ impl<R: Send + 'static> Registrar<R> {
     }
 }
 
-/// Carries orders out until no more can come.
+/// Carries orders out until the registrar is dropped.
 fn work<R>(orders: &Receiver<Order<R>>, done: &Sender<(u64, Outcome<R>)>, mut news: UnixStream) {
     for order in orders {
         match order {

@@ -27,7 +27,7 @@ impl Namespace {
         bytes
     }
 
-    /// Reads a body. One without a number has no addresses. Those that no node of a network can have are left out.
+    /// Reads a body. One without a number has no addresses. Addresses that no node of a network can have are left out.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Self {
         let Ok((number, rest)) = U64::read_from_prefix(bytes) else {

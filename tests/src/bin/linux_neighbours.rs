@@ -1,4 +1,4 @@
-//! Speed of a VF on a port of a Linux HCA, alone and beside a VF that does what it can to be in the way.
+//! Speed of a VF on a port of a Linux HCA, alone and beside a VF that does all it can to be in the way.
 //!
 //! ```text
 //! linux_neighbours DEVICE PORT (answer|alone|attacked) OWN PEER
@@ -8,7 +8,7 @@
 //! other one. The other one writes 8 bytes there, one write after the other, and prints half of the time that a write takes: the median,
 //! the 99th of a hundred and the longest, in microseconds; then the MB/s of writes of 64 KiB and of 1 MiB, 16 at a time. `attacked`: a second VF of
 //! the adapter registers large and scattered memory, posts requests with keys that it does not have, and makes and destroys queue pairs, each call
-//! a turn between those of the first VF. An error is one line, with exit status 2.
+//! a turn between the calls of the first VF. An error is one line, with exit status 2.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ const PAGES: u32 = 4096;
 const FEW_PAGES: u32 = 256;
 const PAGE: u32 = 4096;
 
-/// What the peer has to know of a VF.
+/// The facts that the peer has to know of a VF.
 struct Address {
     gid: Gid,
     lid: Lid,
@@ -295,7 +295,7 @@ impl Attacker {
         }
     }
 
-    /// Makes the next call. That some are refused is what they are made for.
+    /// Makes the next call. Some are made to be refused.
     fn call(&mut self, shared: &mut Shared) -> Result<()> {
         self.calls += 1;
         let number = self.calls;
@@ -378,7 +378,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// Gives everything a turn, until one of the neighbour's writes is complete or more.
+    /// Polls everything in turns, until a write of the neighbour's is complete.
     fn completed(&mut self) -> Result<usize> {
         let patience = Instant::now() + PATIENCE;
         loop {

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! linux_pf DEVICE PORT VFS answer EXCHANGES
-//! linux_pf DEVICE PORT VFS ask GID...
+//! linux_pf DEVICE PORT VFS ask EXCHANGES GID...
 //! ```
 //!
 //! Both print the GIDs of the VFs once their ports are active. With `answer` each VF answers so many SIDR requests, the CM's smallest
 //! exchange, and the program stays until it is killed. With `ask` each VF looks up the path to its GID of the list and the records of all
-//! nodes, has its requests answered, all VFs' with the same ids at the same time, and counts the answers. An error is one line, with exit status 2.
+//! nodes, has its requests answered, 40 at a time and all VFs' with the same ids, and counts the answers. An error is one line, with exit status 2.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -26,7 +26,7 @@ use vhca_tests::live::linux_pf::{Result, Shared};
 const SERVICE: ServiceId = ServiceId::new(0x1000);
 
 /// Requests that each VF sends at once.
-const EXCHANGES: usize = 40;
+const AT_ONCE: usize = 40;
 
 /// The exchanges of an adapter's VFs.
 struct Exchanges(Shared);
@@ -68,7 +68,7 @@ impl Exchanges {
         }
     }
 
-    fn ask(&mut self, gids: &[Gid]) -> Result<()> {
+    fn ask(&mut self, exchanges: usize, gids: &[Gid]) -> Result<()> {
         self.bring_up()?;
         let asked = self.0.vfs.clone().into_iter().zip(gids.iter().copied());
         let asked: BTreeMap<_, _> = asked.collect();
@@ -105,8 +105,32 @@ impl Exchanges {
                 }
             }
         }
-        for _ in 0..EXCHANGES {
-            for (vf, path) in &paths {
+        let mut answers = BTreeMap::new();
+        let mut left = exchanges;
+        while left > 0 {
+            let round = left.min(AT_ONCE);
+            left -= round;
+            self.exchange(round, &paths, &mut answers)?;
+        }
+        for (vf, to) in &asked {
+            let is_it = paths.get(vf).is_some_and(|path| path.dgid == *to);
+            println!(
+                "{vf}: path {is_it}, nodes {}, answers {}",
+                nodes[vf], answers[vf]
+            );
+        }
+        Ok(())
+    }
+
+    /// Sends so many requests from each VF, and counts the answers.
+    fn exchange(
+        &mut self,
+        round: usize,
+        paths: &BTreeMap<VfId, PathRecord>,
+        answers: &mut BTreeMap<VfId, usize>,
+    ) -> Result<()> {
+        for _ in 0..round {
+            for (vf, path) in paths {
                 let now = self.0.now();
                 let request = CmSidrReq {
                     service_id: SERVICE,
@@ -129,25 +153,20 @@ impl Exchanges {
                 cm.send_sidr_req(now, &to, &request, second, 8)?;
             }
         }
-        let mut answers: BTreeMap<VfId, usize> = BTreeMap::new();
-        while answers.values().sum::<usize>() < EXCHANGES * asked.len() {
-            if let (vf, EndPortEvent::Cm(event)) = self.0.event()? {
-                let CmEventKind::SidrRepReceived { from, .. } = event.kind else {
-                    return Err(format!("{vf}: {event:?}").into());
-                };
-                let answers_as = from.grh.map(|route| route.remote_gid);
-                if answers_as != asked.get(&vf).copied() {
-                    return Err(format!("{vf} is answered by {answers_as:?}").into());
+        for _ in 0..round * paths.len() {
+            let (vf, event) = loop {
+                if let (vf, EndPortEvent::Cm(event)) = self.0.event()? {
+                    break (vf, event);
                 }
-                *answers.entry(vf).or_default() += 1;
+            };
+            let CmEventKind::SidrRepReceived { from, .. } = event.kind else {
+                return Err(format!("{vf}: {event:?}").into());
+            };
+            let answers_as = from.grh.map(|route| route.remote_gid);
+            if answers_as != paths.get(&vf).map(|path| path.dgid) {
+                return Err(format!("{vf} is answered by {answers_as:?}").into());
             }
-        }
-        for (vf, to) in &asked {
-            let is_it = paths.get(vf).is_some_and(|path| path.dgid == *to);
-            println!(
-                "{vf}: path {is_it}, nodes {}, answers {}",
-                nodes[vf], answers[vf]
-            );
+            *answers.entry(vf).or_default() += 1;
         }
         Ok(())
     }
@@ -163,12 +182,12 @@ fn run() -> Result<()> {
     let mut shared = Exchanges(shared);
     match rest {
         ["answer", exchanges] => shared.answer(exchanges.parse()?),
-        ["ask", gids @ ..] => {
+        ["ask", exchanges, gids @ ..] => {
             let gids = gids.iter().map(|gid| {
                 let address: std::net::Ipv6Addr = gid.parse()?;
                 Ok(Gid(address.octets()))
             });
-            shared.ask(&gids.collect::<Result<Vec<_>>>()?)
+            shared.ask(exchanges.parse()?, &gids.collect::<Result<Vec<_>>>()?)
         }
         _ => Err("answer or ask?".into()),
     }

@@ -172,7 +172,7 @@ impl Shared {
     /// Registers memory of a VF, and waits for the outcome.
     ///
     /// # Errors
-    /// That of the registration; those of [`Self::until`].
+    /// The error of the registration; errors of [`Self::until`].
     pub fn register(&mut self, vf: VfId, spec: &MrSpec<'_>) -> Result<MrKeys> {
         let done = AsyncEvent::RegistrationDone(spec.pd);
         loop {

@@ -17,6 +17,7 @@ mod figures;
 mod guest;
 mod harness;
 mod hotplug;
+mod inner;
 mod ip;
 mod kexec;
 mod lab;

@@ -50,7 +50,7 @@ fn vfs_on_soft_roce_of_two_guests_have_addresses_and_exchange_mads_and_data() {
     answering.wait_until(LIMIT, "cat /tmp/answers", |log| log.lines().count() == 2);
     let told = asking.told_within(
         LIMIT,
-        "linux_pf rxe0 1 2 ask ::ffff:10.9.0.12 ::ffff:10.9.0.13",
+        "linux_pf rxe0 1 2 ask 40 ::ffff:10.9.0.12 ::ffff:10.9.0.13",
     );
     let expected = "\
 vf:1: ::ffff:10.9.0.22

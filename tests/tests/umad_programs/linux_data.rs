@@ -11,7 +11,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_linux_data");
 /// One with two VFs, of which the second may be in the way of the first.
 const NEIGHBOURS: &str = env!("CARGO_BIN_EXE_linux_neighbours");
 
-/// Starts a program on each of two bare nodes, which find each other by files. Returns what they print.
+/// Starts a program on each of two bare nodes, which find each other by files. Returns their output.
 fn run_both(program: &str, roles: [&str; 2]) -> [String; 2] {
     let served = two_bare_with_verbs();
     let start = |node: &str, role: &str, own: &str, peer: &str| {

@@ -8,6 +8,7 @@ use vhca_tests::live::{self, Shim};
 
 use crate::bare::two_bare;
 use crate::line;
+use crate::service::Served;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_linux_port");
 
@@ -18,9 +19,19 @@ const PF: &str = env!("CARGO_BIN_EXE_linux_pf");
 #[test]
 fn vfs_of_pf_contexts_on_two_bare_nodes_have_guids_and_exchange_messages_with_equal_ids() {
     let served = two_bare();
+    exchange(&served, ["host-1", "host-2"], "40");
+    if std::env::var_os("VHCA_FULL").is_some() {
+        for nodes in [["host-1", "host-2"], ["host-2", "host-1"]] {
+            exchange(&served, nodes, "1000");
+        }
+    }
+}
+
+/// Each of four VFs of the first node asks one of the second node so many times.
+fn exchange(served: &Served, [asks, answers]: [&str; 2], exchanges: &str) {
     let mut answering = served
-        .on("host-2", PF)
-        .args(["vhca0", "1", "4", "answer", "40"])
+        .on(answers, PF)
+        .args(["vhca0", "1", "4", "answer", exchanges])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -30,15 +41,17 @@ fn vfs_of_pf_contexts_on_two_bare_nodes_have_guids_and_exchange_messages_with_eq
         .take(4)
         .map(|line| line.unwrap().rsplit_once(' ').unwrap().1.to_owned())
         .collect();
-    let mut asking = vec!["vhca0", "1", "4", "ask"];
+    let mut asking = vec!["vhca0", "1", "4", "ask", exchanges];
     asking.extend(gids.iter().map(String::as_str));
-    let told = served.told("host-1", PF, &asking);
+    let told = served.told(asks, PF, &asking);
     let outcomes: Vec<_> = told.lines().skip(4).collect();
-    let expected = [1, 2, 3, 4].map(|vf| format!("vf:{vf}: path true, nodes 6, answers 40"));
+    let expected =
+        [1, 2, 3, 4].map(|vf| format!("vf:{vf}: path true, nodes 6, answers {exchanges}"));
     assert_eq!(outcomes, expected, "{told}");
-    assert_eq!(lines.next().unwrap().unwrap(), "answered 40 each");
+    let said = lines.next().unwrap().unwrap();
+    assert_eq!(said, format!("answered {exchanges} each"));
     let all = "cat /sys/class/infiniband/vhca0/ports/1/gids/*";
-    let table = served.told("host-2", "sh", &["-c", all]);
+    let table = served.told(answers, "sh", &["-c", all]);
     let shown = gids.iter().filter(|gid| {
         let groups: Vec<String> = gid
             .rsplit(':')

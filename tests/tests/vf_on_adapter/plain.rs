@@ -87,7 +87,7 @@ fn virtual_functions_over_the_least_adapter_have_the_adapters_remote_keys_and_ne
     let expected = Answers {
         chosen_key: Ok((key, true)),
         chosen_number: Err(HcaError::InvalidParameter),
-        numbers: Err(NONE),
+        numbers: Ok(Qpn::from_low_bits(0xe_0000)),
         resized: Ok(()),
         counted: Ok(0),
     };

@@ -197,8 +197,8 @@ impl Drop for Device {
     }
 }
 
-/// A protection domain. The references to it are those of its queue pairs, shared receive queues and address handles; regions keep its
-/// host's part alone, since threads drop those.
+/// A protection domain. Its queue pairs, shared receive queues and address handles have the references to it; regions keep its
+/// host's part alone, since a thread drops them.
 #[derive(Debug)]
 pub(crate) struct ProtectionDomain {
     host: Arc<HostDomain>,

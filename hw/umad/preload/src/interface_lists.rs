@@ -5,15 +5,10 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint};
-use std::fs;
-use std::net::Ipv4Addr;
-use std::os::unix::fs::MetadataExt;
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libc::{if_nameindex as NameIndex, ifaddrs, sockaddr, sockaddr_in, sockaddr_ll};
-
-use verbs_link::Namespace;
 
 use crate::interface::{Interface, NAME_SIZE, Name};
 use crate::real::{fail, real};
@@ -180,33 +175,6 @@ unsafe fn unchain(list: *mut ifaddrs) -> *mut ifaddrs {
         }
     }
     list
-}
-
-/// Returns the network namespace of this process, with the addresses of its interfaces.
-pub(crate) fn network_namespace() -> Namespace {
-    let number = fs::metadata("/proc/self/ns/net").map_or(0, |file| file.ino());
-    let mut list: *mut ifaddrs = ptr::null_mut();
-    let place = &raw mut list;
-    let result = real!(c"getifaddrs", fn(place => *mut *mut ifaddrs) -> c_int, else -1);
-    let mut addresses = Vec::new();
-    let mut next = list;
-    while result == 0 && !next.is_null() {
-        // SAFETY: the C library made the list, whose entries stay as they are until it is freed below; an address of a family has its
-        // layout.
-        unsafe {
-            let address = (*next).ifa_addr;
-            if !address.is_null() && c_int::from((*address).sa_family) == libc::AF_INET {
-                let address = address.cast::<sockaddr_in>().read_unaligned();
-                addresses.push(Ipv4Addr::from_bits(u32::from_be(address.sin_addr.s_addr)));
-            }
-            next = (*next).ifa_next;
-        }
-    }
-    if !list.is_null() {
-        real!(c"freeifaddrs", fn(list => *mut ifaddrs) -> (), else ());
-    }
-    addresses.retain(|address| !address.is_loopback());
-    Namespace { number, addresses }
 }
 
 /// `getifaddrs` of the C library.

@@ -27,6 +27,7 @@ pub mod mappings;
 mod memory_map;
 pub mod names;
 mod netlink;
+mod network_namespace;
 mod open_files;
 mod paths;
 mod polling;

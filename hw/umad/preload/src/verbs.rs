@@ -23,7 +23,7 @@ use verbs_link::{
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::descriptors::{FileKind, Identity, OpenFile};
-use crate::interface_lists::network_namespace;
+use crate::network_namespace::network_namespace;
 use crate::polling::Polling;
 use crate::refusal::Refusal;
 use crate::ring_mapping::RingMapping;

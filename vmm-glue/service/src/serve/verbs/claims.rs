@@ -236,8 +236,8 @@ impl Lab {
         self.set_aliases(at, Vec::new());
     }
 
-    /// Has other nodes find the VF of a program by the addresses of the program's network namespace, unless that is the service's own:
-    /// the addresses are the machine's then.
+    /// Names the VF of a program by the addresses of the program's network namespace, so that other nodes find it by them. In the
+    /// service's own namespace the addresses are the machine's, and the VF has none of them.
     pub(super) fn take_namespace(&mut self, at: HostFunction, namespace: Namespace) {
         let is_own = self
             .network_namespace
