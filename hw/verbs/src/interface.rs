@@ -5,6 +5,8 @@ use core::net::Ipv4Addr;
 use linux_abi::abi_layout;
 use zerocopy::native_endian::U32;
 
+use crate::Network;
+
 abi_layout! {
     /// An interface of IP over InfiniBand.
     pub InterfaceLayout, 32 {
@@ -24,22 +26,24 @@ abi_layout! {
 }
 
 impl InterfaceLayout {
-    /// Returns the bits of addresses that name a host of the network.
-    fn host_bits(&self) -> u32 {
-        u32::MAX.checked_shr(self.prefix.into()).unwrap_or(0)
+    fn network(&self) -> Network {
+        Network {
+            base: self.address.into(),
+            prefix: self.prefix,
+        }
     }
 
     /// Returns the mask of the network.
     #[must_use]
     pub fn netmask(&self) -> Ipv4Addr {
-        Ipv4Addr::from_bits(!self.host_bits())
+        Ipv4Addr::from_bits(!self.network().host_bits())
     }
 
     /// Returns the broadcast address of the network.
     #[must_use]
     pub fn broadcast(&self) -> Ipv4Addr {
-        let address = Ipv4Addr::from(self.address).to_bits();
-        Ipv4Addr::from_bits(address | self.host_bits())
+        let network = self.network();
+        Ipv4Addr::from_bits(network.base.to_bits() | network.host_bits())
     }
 }
 

@@ -54,7 +54,8 @@ impl Network {
     }
 
     /// Returns the bits of an address that distinguish nodes.
-    fn host_bits(&self) -> u32 {
+    #[must_use]
+    pub fn host_bits(&self) -> u32 {
         u32::MAX.checked_shr(self.prefix.into()).unwrap_or(0)
     }
 }

@@ -16,11 +16,10 @@ use vf_tunnel::VfId;
 /// same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
-pub struct VerbsNetwork {
-    /// Address to which the numbers of hosts and VFs are added.
-    base: Ipv4Addr,
-    prefix: u8,
-}
+pub struct VerbsNetwork(
+    /// Its base is the address to which the numbers of hosts and VFs are added.
+    Network,
+);
 
 /// Text that is no network of at least 65,536 addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -31,39 +30,34 @@ pub struct NoVerbsNetwork(String);
 
 impl Default for VerbsNetwork {
     fn default() -> Self {
-        Self {
+        Self(Network {
             base: Ipv4Addr::new(127, 77, 0, 0),
             prefix: 16,
-        }
+        })
     }
 }
 
 impl VerbsNetwork {
     /// Returns the address of a VF of the host of this index. `None` if the network has none left for the host.
     pub(super) fn address(self, host: usize, vf: VfId) -> Option<Ipv4Addr> {
-        let size = 1_u32 << (32 - u32::from(self.prefix));
+        let (base, host_bits) = (self.0.base.to_bits(), self.0.host_bits());
         let host = u32::try_from(host).ok()?.checked_add(1)?;
         let vf = u32::from(u8::try_from(vf.get()).ok()?);
         let offset = host.checked_mul(256)?.checked_add(vf)?;
-        let offset = (self.base.to_bits() & (size - 1)).checked_add(offset)?;
-        let network = self.base.to_bits() & !(size - 1);
-        (offset < size).then(|| Ipv4Addr::from_bits(network | offset))
+        let offset = (base & host_bits).checked_add(offset)?;
+        (offset <= host_bits).then(|| Ipv4Addr::from_bits(base & !host_bits | offset))
     }
 
     /// Returns the network if nodes outside of the service can have addresses of it: guests and other services. Of loopback they
     /// cannot, since Linux refuses such addresses on a network (`validate_ipv4_net_dev`).
     pub(super) fn beyond(self) -> Option<Network> {
-        let network = Network {
-            base: self.base,
-            prefix: self.prefix,
-        };
-        (!self.base.is_loopback()).then_some(network)
+        (!self.0.base.is_loopback()).then_some(self.0)
     }
 }
 
 impl fmt::Display for VerbsNetwork {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.base, self.prefix)
+        write!(f, "{}/{}", self.0.base, self.0.prefix)
     }
 }
 
@@ -79,7 +73,7 @@ impl FromStr for VerbsNetwork {
                 .ok()
                 .filter(|prefix| (8..=16).contains(prefix))?;
             let [.., lowest] = base.octets();
-            (lowest == 0).then_some(Self { base, prefix })
+            (lowest == 0).then_some(Self(Network { base, prefix }))
         };
         network().ok_or_else(|| NoVerbsNetwork(text.to_owned()))
     }
