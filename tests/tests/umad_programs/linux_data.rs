@@ -58,6 +58,7 @@ destroyed: (true, true), true
 #[test]
 fn a_vf_of_a_linux_hca_is_served_beside_one_that_registers_without_end() {
     let [said, _] = run_both(NEIGHBOURS, ["attacked", "answer"]);
+    println!("{said}");
     let number = |text: &str| text.trim().parse::<f64>().unwrap();
     let times = said.lines().next().unwrap();
     let (rest, longest) = times.rsplit_once("the longest ").unwrap();
