@@ -5,6 +5,7 @@ pub mod cargo;
 pub mod conversation;
 pub mod divided_device;
 pub mod docs;
+pub mod effort;
 pub mod faulty_hca;
 pub mod fields;
 pub mod fuzz_targets;

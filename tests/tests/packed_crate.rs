@@ -10,6 +10,7 @@ use std::str;
 use serde_json::Value;
 use vhca_tests::cargo::cargo;
 use vhca_tests::docs::root;
+use vhca_tests::effort::is_full;
 
 const FOLDER: &str = "vmm-glue/vhca";
 
@@ -67,7 +68,7 @@ fn patch() -> String {
 
 #[test]
 fn the_packed_crate_builds_its_examples_and_tests_elsewhere() {
-    if std::env::var_os("VHCA_FULL").is_none() {
+    if !is_full() {
         eprintln!("not run without VHCA_FULL=1: it builds all crates that a VMM links once more");
         return;
     }

@@ -6,6 +6,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use vhca_tests::effort::{full, is_full};
 use vhca_tests::live::{Lab, Machines, PATIENCE, Shim, wait_for};
 
 /// The port of the listener.
@@ -78,8 +79,7 @@ fn a_wire_that_loses_everything_is_noticed_at_both_ends_and_its_site_comes_back(
     };
     let vfs = |sites: &Sites| sites.labs[1].told(&["show", "vfs", "--wait-up"]);
     let before = vfs(&sites);
-    let full = std::env::var_os("VHCA_FULL").is_some();
-    for round in 1..=if full { 20 } else { 2 } {
+    for round in 1..=full(2, 20) {
         sites.machines.set_wire(round % 2, "down");
         let down =
             |sites: &mut Sites| (sites.said("): down").iter().min()? >= &round).then_some(());
@@ -198,7 +198,7 @@ fn a_slow_wire_holds_writers_up_and_no_management() {
     println!("{all} MB/s together, {least} MB/s at least");
     assert!(least > 0.0, "{rates:?}");
     // A process that waits for a processor for longer than HOQLife makes switches discard packets: that is for a machine at rest.
-    if std::env::var_os("VHCA_FULL").is_none() {
+    if !is_full() {
         return;
     }
     assert!(least > all / 8.0 / 2.0, "{rates:?}");

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
+use vhca_tests::effort::full;
 use vhca_tests::live::mpi::exchange_between;
 use vhca_tests::live::{Lab, OpenSm, PATIENCE, Shim, wait_for};
 
@@ -228,8 +229,7 @@ fn of_two_sites_with_one_address_at_most_one_gives_it_up_and_either_says_so() {
 fn a_site_that_is_killed_or_stands_still_comes_back_as_it_was() {
     let mut sites = Sites::new();
     let guids = sites.southern_guids();
-    let full = std::env::var_os("VHCA_FULL").is_some();
-    for round in 0..if full { 200 } else { 4 } {
+    for round in 0..full(4, 200) {
         sites.south.service().signal("KILL");
         let is_gone = || (nodes(&sites.north, "mgmt").len() == 8).then_some(());
         wait_for(PATIENCE, is_gone).unwrap_or_else(|| panic!("round {round}"));

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use vhca_tests::effort::full;
 use vhca_tests::live::{Lab, OpenSm, PATIENCE, Shim};
 
 /// Hosts of a site.
@@ -60,8 +61,7 @@ fn memory(lab: &mut Lab) -> u64 {
 
 #[test]
 fn many_sites_behind_a_spine_come_up_as_one_service_does() {
-    let full = std::env::var_os("VHCA_FULL").is_some();
-    let sites = if full { 100 } else { 10 };
+    let sites = full(10, 100);
     let folder = TempDir::new().unwrap();
     let common = ["--sm", "none", "--vfs"];
 

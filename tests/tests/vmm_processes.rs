@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tempfile::TempDir;
 use vhca_tests::cargo::leave_package;
+use vhca_tests::effort::full;
 use vhca_tests::live::{Lab, Machines, PATIENCE, Process};
 
 /// Time for the tour of two guests on a busy machine, and for the build of their program.
@@ -61,10 +62,7 @@ fn users(shown: &Value) -> Vec<u64> {
 }
 
 fn rounds() -> usize {
-    match std::env::var_os("VHCA_FULL") {
-        Some(_) => 20,
-        None => 1,
-    }
+    full(1, 20)
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 
 use vhca_tests::docs::root;
+use vhca_tests::effort::is_full;
 use vhca_tests::live::{Lab, Shim, binary};
 
 /// The newest version of the C library's symbols that the library may ask for: images with an older one are not supported.
@@ -161,7 +162,7 @@ fn programs_of_this_machine_run_beside_the_library_as_without_it() {
     }
     let lab = Lab::serve(&["--verbs"]);
     let folder = tempfile::tempdir().unwrap();
-    let all = std::env::var_os("VHCA_FULL").is_some();
+    let all = is_full();
     let compared = Command::new("unshare")
         .args(["-Urmpfniu", "--kill-child", "--mount-proc", "bash"])
         .arg(root().join("tests/tests/package/programs_beside.sh"))

@@ -9,6 +9,7 @@ use std::process::Command;
 
 use bare_debian::BareDebian;
 use vhca_tests::docs::root;
+use vhca_tests::effort::is_full;
 use vhca_tests::live::binary;
 
 /// Files of the package that users look for.
@@ -193,7 +194,7 @@ fn lintian_has_nothing_to_say_of_the_package() {
 /// The release's command needs no library, and finds the one for programs in its archive.
 #[test]
 fn the_archive_of_a_release_runs_a_program_where_it_is_unpacked() {
-    if std::env::var_os("VHCA_FULL").is_none() {
+    if !is_full() {
         eprintln!("not run without VHCA_FULL=1: it builds the command once more");
         return;
     }

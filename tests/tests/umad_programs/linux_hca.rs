@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
+use vhca_tests::effort::is_full;
 use vhca_tests::live::{self, Shim};
 
 use crate::bare::two_bare;
@@ -20,7 +21,7 @@ const PF: &str = env!("CARGO_BIN_EXE_linux_pf");
 fn vfs_of_pf_contexts_on_two_bare_nodes_have_guids_and_exchange_messages_with_equal_ids() {
     let served = two_bare();
     exchange(&served, ["host-1", "host-2"], "40");
-    if std::env::var_os("VHCA_FULL").is_some() {
+    if is_full() {
         for nodes in [["host-1", "host-2"], ["host-2", "host-1"]] {
             exchange(&served, nodes, "1000");
         }

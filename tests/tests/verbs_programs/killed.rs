@@ -4,6 +4,7 @@ use std::fs;
 use std::ops::RangeFrom;
 use std::time::{Duration, Instant};
 
+use vhca_tests::effort::full;
 use vhca_tests::live::{Lab, PATIENCE, Process, Shim, wait_for};
 
 use super::wait_until_up;
@@ -49,8 +50,7 @@ fn the_service_keeps_nothing_of_programs_that_are_killed() {
         .map(|row| format!("{}/{}", row["host"].as_str().unwrap(), row["vf"]))
         .collect();
     assert_eq!(nodes.len(), 4 * VFS, "{rows}");
-    let full = std::env::var_os("VHCA_FULL").is_some();
-    let span = Duration::from_secs(if full { 600 } else { 5 });
+    let span = Duration::from_secs(full(5, 600));
     let (started, mut first, mut rounds) = (Instant::now(), None, 0);
     while rounds < 3 || started.elapsed() < span {
         let programs: Vec<Process> = nodes

@@ -15,6 +15,7 @@ use vf_proxy::native::{
     ConnectedQp, ConnectedQpId, ConnectedQpSpec, MemoryRegion, Partition, Peer, VfPortError,
     VfPortEvent, VirtualHcaEvent,
 };
+use vhca_tests::effort::full;
 use vhca_tests::vf_subnet::VfAt;
 
 use super::{VfSubnet, start};
@@ -379,10 +380,7 @@ fn a_write_to_a_region_that_is_gone_fails_at_both_ends() {
 
 /// Keys that are guessed; a million with `VHCA_FULL=1`.
 fn guesses() -> u64 {
-    match std::env::var_os("VHCA_FULL") {
-        Some(_) => 1_000_000,
-        None => 20_000,
-    }
+    full(20_000, 1_000_000)
 }
 
 #[test]
