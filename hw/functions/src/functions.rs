@@ -15,6 +15,7 @@ use crate::memory::SharedSpaces;
 use crate::numbers::Numbers;
 use crate::pulled::QueueId;
 use crate::regions::Region;
+use crate::remains::Remain;
 use crate::side::{FIRST_END, Memory, Side};
 use crate::vf::Vf;
 
@@ -37,6 +38,8 @@ pub struct Functions {
     pub(crate) srq_owners: BTreeMap<SrqHandle, FunctionId>,
     /// Functions that may have events which [`Adapter::poll_ready`] has not returned yet.
     stirred: VecDeque<FunctionId>,
+    /// Objects of functions that were reset, in the order in which they can be destroyed.
+    pub(crate) remains: VecDeque<Remain>,
     /// Numbers of the ends of tunnels.
     pub(crate) numbers: Numbers,
     pub(crate) secrets: SecretNumbers,
@@ -66,6 +69,7 @@ impl Functions {
             qp_owners: BTreeMap::new(),
             srq_owners: BTreeMap::new(),
             stirred: VecDeque::new(),
+            remains: VecDeque::new(),
             numbers: Numbers::default(),
             secrets: secret.into().numbers(),
             message: Vec::new(),

@@ -31,6 +31,7 @@ mod queue_pairs;
 mod receive_queue;
 mod refill;
 mod regions;
+mod remains;
 mod side;
 mod tunnel;
 mod vf;

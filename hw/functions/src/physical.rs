@@ -99,44 +99,4 @@ impl Functions {
         self.vf_mut(id)?.windows.insert(keys.handle);
         Ok(keys)
     }
-
-    /// Destroys the objects of a virtual function that are the adapter's. None of them completes then.
-    pub(crate) fn destroy_physical(
-        &mut self,
-        hca: &mut dyn Hca,
-        id: FunctionId,
-    ) -> Result<(), HcaError> {
-        self.forget_queues(id);
-        let vf = self.vfs.get_mut(&id).ok_or(HcaError::InvalidHandle)?;
-        for (qp, mgid, mlid) in core::mem::take(&mut vf.attachments) {
-            hca.detach_multicast(qp, mgid, mlid)?;
-        }
-        for qp in core::mem::take(&mut vf.pairs).into_keys() {
-            hca.destroy_qp(qp)?;
-            self.qp_owners.remove(&qp);
-        }
-        for srq in core::mem::take(&mut vf.srqs) {
-            hca.destroy_srq(srq)?;
-            self.srq_owners.remove(&srq);
-        }
-        for mw in core::mem::take(&mut vf.windows) {
-            hca.dealloc_mw(mw)?;
-        }
-        for av in core::mem::take(&mut vf.avs) {
-            hca.destroy_av(av)?;
-        }
-        let is_adapters = |handle: u32| handle < FIRST_END;
-        let regions = vf.side.regions.handles().filter(|mr| is_adapters(mr.0));
-        for mr in regions {
-            hca.deregister_mr(mr)?;
-        }
-        for cq in vf.side.cqs.keys().filter(|cq| is_adapters(cq.0)) {
-            hca.destroy_cq(*cq)?;
-            self.cq_owners.remove(cq);
-        }
-        for pd in vf.side.pds.keys().filter(|pd| is_adapters(pd.0)) {
-            hca.dealloc_pd(*pd)?;
-        }
-        Ok(())
-    }
 }

@@ -13,17 +13,21 @@ use crate::functions::Functions;
 use crate::pulled::{NOWHERE, Pace, Phase, QueueId, TURN};
 
 impl Functions {
-    /// Returns when to call [`Self::handle_timeout`] at the latest, for receives that functions keep in their own memory. `None` if
-    /// no queue of such has room.
+    /// Returns when to call [`Self::handle_timeout`] at the latest, for receives that functions keep in their own memory, or at once
+    /// for objects of functions that were reset. `None` if no queue of such receives has room, and no object is left.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.readings.next_deadline()
+        match self.remains.is_empty() {
+            true => self.readings.next_deadline(),
+            false => Some(self.now),
+        }
     }
 
-    /// Reads the queues of receives that are due at `now`, at most 256 requests of each function. [`Self::poll_ready`] is to be
-    /// polled then.
+    /// Reads the queues of receives that are due at `now`, at most 256 requests of each function, and destroys up to 256 objects of
+    /// functions that were reset. [`Self::poll_ready`] is to be polled then.
     pub fn handle_timeout(&mut self, hca: &mut dyn Hca, now: Instant) {
         self.now = self.now.max(now);
+        self.destroy_remains(hca);
         self.turn += 1;
         while let Some((_, (id, queue))) = self.readings.pop_due(now) {
             let turn = self.turn;

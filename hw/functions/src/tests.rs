@@ -19,6 +19,7 @@ use crate::{DividedAdapter, Function, Functions};
 
 mod connections;
 mod pulled;
+mod resets;
 
 const PORT: PortNum = PortNum(1);
 const PF: FunctionId = FunctionId::PF;
