@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use crate::effort::full;
 use crate::guest::{Boot, Guest};
 use crate::vfio::files;
 
@@ -45,22 +46,25 @@ fn vfs_on_soft_roce_of_two_guests_have_addresses_and_exchange_mads_and_data() {
     let mut asking = guest(dir.path(), "asking", 21, "off");
     asking.told_within(LIMIT, "until ping -q -c 1 -W 1 10.9.0.11; do :; done");
 
-    let answer = "sh -c 'echo $$ >/tmp/pid; exec linux_pf rxe0 1 2 answer 40'";
-    answering.start("answers", answer);
+    let exchanges = full(40, 1000);
+    let answer = format!("sh -c 'echo $$ >/tmp/pid; exec linux_pf rxe0 1 2 answer {exchanges}'");
+    answering.start("answers", &answer);
     answering.wait_until(LIMIT, "cat /tmp/answers", |log| log.lines().count() == 2);
     let told = asking.told_within(
         LIMIT,
-        "linux_pf rxe0 1 2 ask 40 ::ffff:10.9.0.12 ::ffff:10.9.0.13",
+        &format!("linux_pf rxe0 1 2 ask {exchanges} ::ffff:10.9.0.12 ::ffff:10.9.0.13"),
     );
-    let expected = "\
+    let expected = format!(
+        "\
 vf:1: ::ffff:10.9.0.22
 vf:2: ::ffff:10.9.0.23
-vf:1: path true, nodes 0, answers 40
-vf:2: path true, nodes 0, answers 40
-";
+vf:1: path true, nodes 0, answers {exchanges}
+vf:2: path true, nodes 0, answers {exchanges}
+"
+    );
     assert_eq!(told, expected);
     answering.wait_until(LIMIT, "cat /tmp/answers", |log| {
-        log.contains("answered 40 each")
+        log.contains(&format!("answered {exchanges} each"))
     });
     answering.told("kill $(cat /tmp/pid) && while kill -0 $(cat /tmp/pid); do :; done");
 
