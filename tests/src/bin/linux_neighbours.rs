@@ -6,8 +6,8 @@
 //!
 //! Two of these programs exchange their addresses by the files OWN and PEER. The one that answers lends its memory, and ends with the
 //! other one. The other one writes 8 bytes there, one write after the other, and prints half of the time that a write takes: the median,
-//! the 99th of a hundred and the longest, in microseconds; then the MB/s of writes of 64 KiB and of 1 MiB, 16 at a time. `attacked`: a second VF of
-//! the adapter registers large and scattered memory, posts requests with keys that it does not have, and makes and destroys queue pairs, each call
+//! the 99th of a hundred and the longest, in microseconds; then the MB/s of writes of 64 KiB and of 1 MiB, 16 at a time; then the median of the
+//! SA's answers to 2,000 searches for the path to the peer, one after the other. `attacked`: a second VF of the adapter registers large and scattered memory, posts requests with keys that it does not have, and makes and destroys queue pairs, each call
 //! a turn between the calls of the first VF. An error is one line, with exit status 2.
 
 use std::process::ExitCode;
@@ -22,6 +22,7 @@ use hca_api::{
     SendRequest, Sge,
 };
 use hca_linux::{MappedFiles, PORT};
+use ib_endpoint::{EndPortEvent, SaEvent, SaRequest};
 use ib_wire::{Gid, GidIndex, Lid, Mtu, PKeyIndex, Psn, Qpn, Sl};
 use vf_tunnel::VfId;
 use vhca_tests::live::linux_pf::{PATIENCE, Result, Shared};
@@ -414,6 +415,28 @@ impl Pair {
         Ok(())
     }
 
+    /// Prints the time in which the SA answers.
+    fn searches(&mut self, own: Gid, peer: Gid) -> Result<()> {
+        let vf = self.neighbour.vf;
+        let mut times = Vec::new();
+        for _ in 0..2000 {
+            let begun = Instant::now();
+            let now = self.shared.now();
+            let request = SaRequest::path_by_gids(own, peer, None);
+            self.shared.port(vf)?.query(now, request);
+            self.shared.until(|shared| {
+                let event = shared.port(vf)?.poll_event();
+                let is_answer = |event| matches!(event, EndPortEvent::Sa(SaEvent::Answered { .. }));
+                Ok(event.is_some_and(is_answer).then_some(()))
+            })?;
+            times.push(begun.elapsed());
+        }
+        times.sort_unstable();
+        let median = times[times.len() / 2].as_secs_f64() * 1e6;
+        println!("paths: {median:.1} us");
+        Ok(())
+    }
+
     /// Prints how many bytes a second are written by writes of a length.
     fn rate(&mut self, write: SendOp<'_>, len: u32) -> Result<()> {
         let begun = Instant::now();
@@ -494,8 +517,9 @@ fn run() -> Result<()> {
     for len in [1 << 16, 1 << 20] {
         pair.rate(write, len)?;
     }
-    if let Some(attacker) = pair.attacker.take() {
-        println!("{} calls of the other VF", attacker.calls);
+    match pair.attacker.take() {
+        Some(attacker) => println!("{} calls of the other VF", attacker.calls),
+        None => pair.searches(gids[&vf], peer.gid)?,
     }
     pair.neighbour.send(&mut pair.shared, SendOp::Send, 8)?;
     pair.completed()?;
