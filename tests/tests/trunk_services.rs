@@ -138,8 +138,8 @@ fn two_services_are_one_subnet_for_stock_programs() {
     for name in ["H1-1@north", "H1-1@south", "S2@north", "S2@south"] {
         assert!(listed.contains(&format!("\"{name}\"")), "{name}: {listed}");
     }
-    let why = |name: &str| sites.south.told(&["why", name]);
-    assert_eq!(why("H1-1@south/1"), why("H1-1/1"));
+    let why = sites.south.told(&["why", "H1-1@south/1"]);
+    assert!(why.starts_with("H1-1/1 port 1: up"), "{why}");
     for program in [
         &["ibv_rc_pingpong", "-g", "0", "-n", "200"][..],
         &["ib_write_bw", "-n", "100", "-s", "65536"],
