@@ -15,7 +15,7 @@ use crate::memory::SharedSpaces;
 use crate::numbers::Numbers;
 use crate::pulled::QueueId;
 use crate::regions::Region;
-use crate::remains::Remain;
+use crate::remains::Remains;
 use crate::side::{FIRST_END, Memory, Side};
 use crate::vf::Vf;
 
@@ -38,8 +38,8 @@ pub struct Functions {
     pub(crate) srq_owners: BTreeMap<SrqHandle, FunctionId>,
     /// Functions that may have events which [`Adapter::poll_ready`] has not returned yet.
     stirred: VecDeque<FunctionId>,
-    /// Objects of functions that were reset, in the order in which they can be destroyed.
-    pub(crate) remains: VecDeque<Remain>,
+    /// Objects of functions that were reset.
+    pub(crate) remains: Remains,
     /// Numbers of the ends of tunnels.
     pub(crate) numbers: Numbers,
     pub(crate) secrets: SecretNumbers,
@@ -69,7 +69,7 @@ impl Functions {
             qp_owners: BTreeMap::new(),
             srq_owners: BTreeMap::new(),
             stirred: VecDeque::new(),
-            remains: VecDeque::new(),
+            remains: Remains::default(),
             numbers: Numbers::default(),
             secrets: secret.into().numbers(),
             message: Vec::new(),

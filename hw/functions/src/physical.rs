@@ -8,6 +8,7 @@ use hca_api::{
 use crate::event::EventSource;
 use crate::functions::Functions;
 use crate::pulled::{PulledQueue, QueueId};
+use crate::remains::Remain;
 use crate::side::FIRST_END;
 use crate::vf::Vf;
 
@@ -98,5 +99,50 @@ impl Functions {
         let keys = hca.alloc_mw(pd, kind)?;
         self.vf_mut(id)?.windows.insert(keys.handle);
         Ok(keys)
+    }
+
+    /// Destroys the queue pairs of a virtual function, so that nothing reaches its memory, and as many of its other objects that are the
+    /// adapter's as a call may. The rest remains for [`Self::handle_timeout`]. None of them completes.
+    pub(crate) fn destroy_physical(
+        &mut self,
+        hca: &mut dyn Hca,
+        id: FunctionId,
+    ) -> Result<(), HcaError> {
+        self.forget_queues(id);
+        let vf = self.vfs.get_mut(&id).ok_or(HcaError::InvalidHandle)?;
+        for (qp, mgid, mlid) in core::mem::take(&mut vf.attachments) {
+            hca.detach_multicast(qp, mgid, mlid)?;
+        }
+        for qp in core::mem::take(&mut vf.pairs).into_keys() {
+            hca.destroy_qp(qp)?;
+            self.qp_owners.remove(&qp);
+        }
+        let is_adapters = |handle: u32| handle < FIRST_END;
+        let srqs = core::mem::take(&mut vf.srqs);
+        let windows = core::mem::take(&mut vf.windows);
+        let avs = core::mem::take(&mut vf.avs);
+        let regions = vf.side.regions.handles().filter(|mr| is_adapters(mr.0));
+        let cqs = vf.side.cqs.keys().filter(|cq| is_adapters(cq.0));
+        let pds = vf.side.pds.keys().filter(|pd| is_adapters(pd.0));
+        // Each one's users are before it.
+        self.remains.extend(srqs.into_iter().map(Remain::Srq));
+        self.remains.extend(windows.into_iter().map(Remain::Window));
+        self.remains.extend(avs.into_iter().map(Remain::Av));
+        self.remains.extend(regions.map(Remain::Region));
+        self.remains.extend(cqs.copied().map(Remain::Cq));
+        self.remains.extend(pds.copied().map(Remain::Pd));
+        self.destroy_remains(hca);
+        Ok(())
+    }
+
+    /// Destroys as many objects of functions that were reset as a call may.
+    pub(crate) fn destroy_remains(&mut self, hca: &mut dyn Hca) {
+        for remain in self.remains.destroy(hca) {
+            match remain {
+                Remain::Srq(srq) => drop(self.srq_owners.remove(&srq)),
+                Remain::Cq(cq) => drop(self.cq_owners.remove(&cq)),
+                _ => {}
+            }
+        }
     }
 }
