@@ -9,21 +9,20 @@
 //! at the end and print their steps. An error is one line, with exit status 2.
 
 use std::collections::VecDeque;
+use std::fs;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::{fs, thread};
 
 use hca_api::{
-    AccessFlags, AddressVector, ArmKind, AsyncEvent, Completion, CompletionFlags, CompletionOp,
-    CompletionStatus, CqHandle, DmaBuffer, GlobalRoute, MrHandle, MrKeys, MrKind, MrSpec, Payload,
-    PdHandle, QpCaps, QpHandle, QpKind, QpModify, QpSpec, QpState, RKey, ReceiveMode, RecvRequest,
-    RemoteAddress, SendFlags, SendOp, SendRequest, Sge, SrqHandle, SrqSpec, UdAddress,
-    UdDestination,
+    AccessFlags, ArmKind, AsyncEvent, Completion, CompletionFlags, CompletionOp, CompletionStatus,
+    CqHandle, DmaBuffer, MrHandle, MrKeys, MrKind, MrSpec, Payload, PdHandle, QpCaps, QpHandle,
+    QpKind, QpModify, QpSpec, QpState, RKey, ReceiveMode, RecvRequest, RemoteAddress, SendFlags,
+    SendOp, SendRequest, Sge, SrqHandle, SrqSpec, UdAddress, UdDestination,
 };
 use hca_linux::{MappedFiles, PORT};
-use ib_wire::{Gid, GidIndex, Lid, Mtu, PKeyIndex, Psn, QKey, Qpn, Sl};
+use ib_wire::{Gid, Lid, Mtu, PKeyIndex, Psn, QKey, Qpn};
 use vf_tunnel::VfId;
-use vhca_tests::live::linux_pf::{PATIENCE, Result, Shared};
+use vhca_tests::live::linux_pf::{Result, Shared, ended, peer_in, vector};
 
 /// Bytes of the messages.
 const SIZES: [u32; 6] = [1, 2, 4095, 4096, 65_536, 1 << 20];
@@ -81,24 +80,6 @@ impl Address {
             qps,
             memory,
         })
-    }
-
-    fn vector(&self) -> AddressVector {
-        let route = GlobalRoute {
-            remote_gid: self.gid,
-            sgid_index: GidIndex(0),
-            flow_label: 0,
-            hop_limit: 1,
-            traffic_class: 0,
-        };
-        AddressVector {
-            port: PORT,
-            dlid: self.lid,
-            sl: Sl::default(),
-            path_bits: 0,
-            static_rate: None,
-            grh: Some(route),
-        }
     }
 }
 
@@ -269,7 +250,7 @@ impl Program {
                 let first = Psn::from_low_bits(7);
                 let receive = QpModify {
                     state: Some(QpState::ReadyToReceive),
-                    primary: (!is_ud).then(|| peer.vector()),
+                    primary: (!is_ud).then(|| vector(peer.gid, peer.lid)),
                     path_mtu: (!is_ud).then_some(Mtu::MTU_2048),
                     dest_qpn: (!is_ud).then_some(number),
                     rq_psn: (!is_ud).then_some(first),
@@ -433,7 +414,7 @@ impl Program {
         let list = &[self.sge(0, DATAGRAM)];
         self.send(1, SendOp::Send, Payload::Gather(list), None)?;
         let to = UdDestination {
-            address: UdAddress::Vector(peer.vector()),
+            address: UdAddress::Vector(vector(peer.gid, peer.lid)),
             qpn: peer.qps[2],
             qkey: QKEY,
             pkey_index: None,
@@ -542,17 +523,7 @@ fn run() -> Result<()> {
     let (mut program, address) = Program::open(device, port.parse()?, *role == "answer")?;
     program.prepare()?;
     fs::write(own, address.text())?;
-    let begun = std::time::Instant::now();
-    let peer = loop {
-        let text = fs::read_to_string(peer).unwrap_or_default();
-        if let Some(address) = Address::read(&text) {
-            break address;
-        }
-        if begun.elapsed() > PATIENCE {
-            return Err("the peer has no address".into());
-        }
-        thread::sleep(std::time::Duration::from_millis(5));
-    };
+    let peer = peer_in(peer, Address::read)?;
     program.connect(&peer)?;
     match *role {
         "ask" => program.ask(&peer)?,
@@ -563,11 +534,5 @@ fn run() -> Result<()> {
 }
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::from(2)
-        }
-    }
+    ended(run())
 }

@@ -10,22 +10,21 @@
 //! SA's answers to 2,000 searches for the path to the peer, one after the other. `attacked`: a second VF of the adapter registers large and scattered memory, posts requests with keys that it does not have, and makes and destroys queue pairs, each call
 //! a turn between the calls of the first VF. An error is one line, with exit status 2.
 
+use std::fs;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{fs, thread};
 
 use hca_api::{
-    AccessFlags, AddressVector, Completion, CompletionStatus, CqHandle, DmaBuffer, GlobalRoute,
-    Hca, HcaError, LKey, MrKeys, MrKind, MrSpec, Payload, PdHandle, QpCaps, QpHandle, QpKind,
-    QpModify, QpSpec, QpState, RKey, ReceiveMode, RecvRequest, RemoteAddress, SendFlags, SendOp,
-    SendRequest, Sge,
+    AccessFlags, Completion, CompletionStatus, CqHandle, DmaBuffer, Hca, HcaError, LKey, MrKeys,
+    MrKind, MrSpec, Payload, PdHandle, QpCaps, QpHandle, QpKind, QpModify, QpSpec, QpState, RKey,
+    ReceiveMode, RecvRequest, RemoteAddress, SendFlags, SendOp, SendRequest, Sge,
 };
 use hca_linux::{MappedFiles, PORT};
 use ib_endpoint::{EndPortEvent, SaEvent, SaRequest};
-use ib_wire::{Gid, GidIndex, Lid, Mtu, PKeyIndex, Psn, Qpn, Sl};
+use ib_wire::{Gid, Lid, Mtu, PKeyIndex, Psn, Qpn};
 use vf_tunnel::VfId;
-use vhca_tests::live::linux_pf::{PATIENCE, Result, Shared};
+use vhca_tests::live::linux_pf::{PATIENCE, Result, Shared, ended, peer_in, vector};
 
 /// Bytes of the buffers: 16 writes of 1 MiB share one.
 const BUFFER: u32 = 1 << 20;
@@ -70,24 +69,6 @@ impl Address {
             },
         })
     }
-
-    fn vector(&self) -> AddressVector {
-        let route = GlobalRoute {
-            remote_gid: self.gid,
-            sgid_index: GidIndex(0),
-            flow_label: 0,
-            hop_limit: 1,
-            traffic_class: 0,
-        };
-        AddressVector {
-            port: PORT,
-            dlid: self.lid,
-            sl: Sl::default(),
-            path_bits: 0,
-            static_rate: None,
-            grh: Some(route),
-        }
-    }
 }
 
 /// Returns a queue pair for connections.
@@ -127,7 +108,7 @@ fn connect(hca: &mut dyn Hca, qp: QpHandle, peer: &Address) -> Result<()> {
     let first = Some(Psn::from_low_bits(7));
     let receive = QpModify {
         state: Some(QpState::ReadyToReceive),
-        primary: Some(peer.vector()),
+        primary: Some(vector(peer.gid, peer.lid)),
         path_mtu: Some(Mtu::MTU_4096),
         dest_qpn: Some(peer.qpn),
         rq_psn: first,
@@ -487,15 +468,7 @@ fn run() -> Result<()> {
         shared.with(vf, |hca| Ok(hca.post_recv(neighbour.qp, &end)?))?;
     }
     fs::write(own, address.text())?;
-    let patience = Instant::now() + PATIENCE;
-    let peer = loop {
-        let text = fs::read_to_string(peer).unwrap_or_default();
-        match Address::read(&text) {
-            Some(address) => break address,
-            None if Instant::now() > patience => return Err("the peer has no address".into()),
-            None => thread::sleep(Duration::from_millis(5)),
-        }
-    };
+    let peer = peer_in(peer, Address::read)?;
     shared.with(vf, |hca| connect(hca, neighbour.qp, &peer))?;
     if role == "answer" {
         return shared.until(|shared| Ok((neighbour.completed(shared)? > 0).then_some(())));
@@ -527,11 +500,5 @@ fn run() -> Result<()> {
 }
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::from(2)
-        }
-    }
+    ended(run())
 }

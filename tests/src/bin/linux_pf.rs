@@ -21,7 +21,7 @@ use ib_wire::mad::MadStatus;
 use ib_wire::sa::{ComponentMask, NodeRecord, PathRecord};
 use ib_wire::{Gid, GidIndex, PKey, ServiceId};
 use vf_tunnel::VfId;
-use vhca_tests::live::linux_pf::{Result, Shared};
+use vhca_tests::live::linux_pf::{Result, Shared, ended};
 
 const SERVICE: ServiceId = ServiceId::new(0x1000);
 
@@ -194,11 +194,5 @@ fn run() -> Result<()> {
 }
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::from(2)
-        }
-    }
+    ended(run())
 }

@@ -1,17 +1,19 @@
 //! A PF context on a port of a Linux HCA with software of hosts on its VFs, for programs of tests.
 
 use std::collections::BTreeMap;
+use std::process::ExitCode;
 use std::time::{Duration, Instant as Clock};
+use std::{fs, thread};
 
 use hca_api::{
-    Adapter, AddressSpace, AsyncEvent, Consumer, CqHandle, Hca, HcaError, HcaEvent, HostMemory,
-    MrKeys, MrSpec, SpecialQp,
+    Adapter, AddressSpace, AddressVector, AsyncEvent, Consumer, CqHandle, GlobalRoute, Hca,
+    HcaError, HcaEvent, HostMemory, MrKeys, MrSpec, SpecialQp,
 };
 use hca_functions::Functions;
 use hca_linux::{LinuxHca, MappedFiles, OpenFiles, PORT};
 use ib_endpoint::{EndPort, EndPortConfig, EndPortEvent};
 use ib_vtime::Instant;
-use ib_wire::{Gid, GidIndex, Guid};
+use ib_wire::{Gid, GidIndex, Guid, Lid, Sl};
 use pf_context::PfHost;
 use pf_context::context::PfConfig;
 use vf_proxy::native::ProxyQp;
@@ -31,6 +33,54 @@ const MEMORY: usize = 1 << 26;
 
 /// Time that anything may take.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Returns the way to a VF.
+#[must_use]
+pub fn vector(gid: Gid, lid: Lid) -> AddressVector {
+    let route = GlobalRoute {
+        remote_gid: gid,
+        sgid_index: GidIndex(0),
+        flow_label: 0,
+        hop_limit: 1,
+        traffic_class: 0,
+    };
+    AddressVector {
+        port: PORT,
+        dlid: lid,
+        sl: Sl::default(),
+        path_bits: 0,
+        static_rate: None,
+        grh: Some(route),
+    }
+}
+
+/// Waits until a file has the address of the peer. `read` returns it once the text is whole.
+///
+/// # Errors
+/// It did not come in time.
+pub fn peer_in<T>(file: &str, read: impl Fn(&str) -> Option<T>) -> Result<T> {
+    let patience = Clock::now() + PATIENCE;
+    loop {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        match read(&text) {
+            Some(address) => return Ok(address),
+            None if Clock::now() > patience => return Err("the peer has no address".into()),
+            None => thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+/// Returns the exit status of a program, and prints its error as one line.
+#[must_use]
+pub fn ended(result: Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::from(2)
+        }
+    }
+}
 
 /// The software of a host on a VF.
 #[derive(Debug)]
