@@ -255,6 +255,35 @@ fn a_reset_leaves_its_own_event_and_the_pfs_end_of_the_tunnel() {
 }
 
 #[test]
+fn a_vf_has_a_longer_table_of_pkeys_than_a_port_with_one() {
+    let config = HcaConfig {
+        pkey_table_len: 1,
+        ..HcaConfig::new(Guid::new(0x1000), "host")
+    };
+    let mut functions = Functions::new(1, 7);
+    let mut device = Device::with_memory(&config, 1, functions.memory());
+    let mut hca = device.function(PF).unwrap();
+    let mut adapter = functions.on(&mut hca);
+    let mut pf = adapter.function(PF).unwrap();
+    pf.create_function(spec(VF1)).unwrap();
+    let mut show = |first| {
+        let mut pkeys = vec![None; 16];
+        pkeys[0] = Some(PKeyIndex(first));
+        let view = VirtualPort {
+            state: PortState::Active,
+            pkeys,
+            smi_enabled: false,
+        };
+        pf.set_virtual_port(VF1, PORT, view)
+    };
+    assert_eq!(show(1), Err(HcaError::InvalidIndex));
+    assert_eq!(show(0), Ok(()));
+    let vf = adapter.function(VF1).unwrap();
+    assert_eq!(vf.query_port(PORT).unwrap().pkey_table_len, 16);
+    assert_eq!(vf.query_pkey(PORT, PKeyIndex(15)), Ok(PKey::INVALID));
+}
+
+#[test]
 fn a_port_shows_a_vf_what_the_pf_lets_it_see() {
     let mut rig = Rig::new();
     assert_eq!(rig.ask::<NodeInfo>(VF1).node_guid, NODE_GUID);
