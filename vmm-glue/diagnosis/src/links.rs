@@ -34,7 +34,10 @@ pub(crate) fn down(subnet: &Subnet, at: PortAt) -> Option<Fault> {
                     .next("give the port a link in the topology file, and start the service anew")
             }
             Extent::Adapters if port.physical_state == PhysicalState::Disabled => {
-                disabled(subnet, at, at)
+                // So is a RoCE port whose netdev is down.
+                let enable = commands::port(subnet, at, "enable");
+                let next = format!("{enable}; for a RoCE port, as root, ip link set its netdev up");
+                disabled(subnet, at, at).next(next)
             }
             Extent::Adapters => Fault::new("link_down", "the physical link is down")
                 .seen(format!("{name} is {:?}", port.physical_state))
