@@ -11,6 +11,9 @@ use ib_wire::PortNum;
 use crate::functions::Function;
 use crate::vf::Vf;
 
+/// Entries that the P_Key table of a virtual function may have however few its port has: as many as ConnectX-3 has. A RoCE port has one.
+const MOST_PKEYS: usize = 128;
+
 impl<H: Hca> Function<'_, H> {
     fn may_manage(&self) -> Result<(), HcaError> {
         if self.is_physical() {
@@ -74,8 +77,8 @@ impl<H: Hca> FunctionManager for Function<'_, H> {
     ) -> Result<(), HcaError> {
         self.managed(id)?;
         let entries = self.hca.query_port(port)?.pkey_table_len;
-        // The function's own table may be longer: a RoCE port has one entry.
-        if view.pkeys.iter().flatten().any(|at| at.0 >= entries) {
+        let is_beyond = view.pkeys.iter().flatten().any(|at| at.0 >= entries);
+        if is_beyond || view.pkeys.len() > usize::from(entries).max(MOST_PKEYS) {
             return Err(HcaError::InvalidIndex);
         }
         self.managed_mut(id)?.port_mut(port)?.view = view;

@@ -35,9 +35,8 @@ pub(crate) fn down(subnet: &Subnet, at: PortAt) -> Option<Fault> {
             }
             Extent::Adapters if port.physical_state == PhysicalState::Disabled => {
                 // So is a RoCE port whose netdev is down.
-                let enable = commands::port(subnet, at, "enable");
-                let next = format!("{enable}; for a RoCE port, as root, ip link set its netdev up");
-                disabled(subnet, at, at).next(next)
+                disabled(subnet, at, at)
+                    .remark("for a RoCE port, as root: ip link set its netdev up")
             }
             Extent::Adapters => Fault::new("link_down", "the physical link is down")
                 .seen(format!("{name} is {:?}", port.physical_state))
