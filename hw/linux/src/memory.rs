@@ -89,8 +89,8 @@ struct Region {
     is_writable: bool,
     /// The region of the host, of memory that is mapped.
     host: Option<HostRegion>,
-    /// The thread has registered it.
-    is_large: bool,
+    /// The thread deregisters it: no peer reaches it, so that its end may be later than the call that asks for it.
+    ends_later: bool,
 }
 
 impl Region {
@@ -274,7 +274,7 @@ impl Memory {
             addr,
             is_writable: spec.access.contains(AccessFlags::LOCAL_WRITE),
             host,
-            is_large,
+            ends_later: is_large && !spec.access.intersects(remote),
         })?;
         if let Some((lkey, _)) = keys {
             self.by_key.insert(lkey, number);
@@ -339,7 +339,7 @@ impl Memory {
         let domain = self.pds.get(spec.pd.0)?.as_ref();
         let domain = domain.ok_or(HcaError::Unsupported)?;
         let region = host.register(domain, asked, &runs)?;
-        Ok((region, is_large(&runs)))
+        Ok((region, false))
     }
 
     /// Returns the runs of files behind pages, of which so many bytes count from an offset on. `None` if some are in no file.
@@ -380,7 +380,7 @@ impl Memory {
         if let Some((lkey, _)) = region.host.as_ref().map(|host| host.region.keys()) {
             self.by_key.remove(&lkey);
         }
-        if let (Some(of_host), Some(host), true) = (region.host, &self.host, region.is_large) {
+        if let (Some(of_host), Some(host), true) = (region.host, &self.host, region.ends_later) {
             host.registrar.deregister(of_host);
         }
         Ok(())
