@@ -63,7 +63,7 @@ fn a_vf_of_a_linux_hca_is_served_beside_one_that_registers_without_end() {
     let times = said.lines().next().unwrap();
     let (rest, longest) = times.rsplit_once("the longest ").unwrap();
     let most = rest.rsplit_once(" in ").unwrap().1.trim_end_matches(", ");
-    // Round trips. At rest 0.7 ms and 7 ms; a machine with other work takes its own time.
+    // Round trips. At rest 3 ms and 8 ms; a machine with other work takes its own time.
     let (most, longest) = (
         2.0 * number(most),
         2.0 * number(longest.trim_end_matches(" us")),
