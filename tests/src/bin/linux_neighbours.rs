@@ -7,8 +7,9 @@
 //! Two of these programs exchange their addresses by the files OWN and PEER. The one that answers lends its memory, and ends with the
 //! other one. The other one writes 8 bytes there, one write after the other, and prints half of the time that a write takes: the median,
 //! the 99th of a hundred and the longest, in microseconds; then the MB/s of writes of 64 KiB and of 1 MiB, 16 at a time; then the median of the
-//! SA's answers to 2,000 searches for the path to the peer, one after the other. `attacked`: a second VF of the adapter registers large and scattered memory, posts requests with keys that it does not have, and makes and destroys queue pairs, each call
-//! a turn between the calls of the first VF. An error is one line, with exit status 2.
+//! SA's answers to 2,000 searches for the path to the peer, one after the other, which the PF knows, and for the record of its node, which it
+//! asks the SA for each time. `attacked`: a second VF of the adapter registers large and scattered memory, posts requests with keys that it
+//! does not have, and makes and destroys queue pairs, each call a turn between the calls of the first VF. An error is one line, with exit status 2.
 
 use std::fs;
 use std::process::ExitCode;
@@ -16,15 +17,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hca_api::{
-    AccessFlags, Completion, CompletionStatus, CqHandle, DmaBuffer, Hca, HcaError, LKey, MrKeys,
-    MrKind, MrSpec, Payload, PdHandle, QpCaps, QpHandle, QpKind, QpModify, QpSpec, QpState, RKey,
-    ReceiveMode, RecvRequest, RemoteAddress, SendFlags, SendOp, SendRequest, Sge,
+    AccessFlags, Completion, CompletionStatus, DmaBuffer, Hca, HcaError, LKey, MrKeys, MrKind,
+    MrSpec, Payload, PdHandle, RKey, RemoteAddress, SendFlags, SendOp, Sge,
 };
 use hca_linux::{MappedFiles, PORT};
 use ib_endpoint::{EndPortEvent, SaEvent, SaRequest};
-use ib_wire::{Gid, Lid, Mtu, PKeyIndex, Psn, Qpn};
+use ib_wire::sa::NodeRecord;
+use ib_wire::{Gid, Lid, Mtu, PKeyIndex, Qpn};
+use vf_proxy::native::{ConnectedQp, ConnectedQpSpec, Partition, Peer};
 use vf_tunnel::VfId;
-use vhca_tests::live::linux_pf::{PATIENCE, Result, Shared, ended, peer_in, vector};
+use vhca_tests::live::linux_pf::{PATIENCE, Result, Shared, ended, peer_in};
 
 /// Bytes of the buffers: 16 writes of 1 MiB share one.
 const BUFFER: u32 = 1 << 20;
@@ -71,83 +73,24 @@ impl Address {
     }
 }
 
-/// Returns a queue pair for connections.
-fn connected(pd: PdHandle, cq: CqHandle) -> QpSpec {
-    QpSpec {
-        kind: QpKind::Rc,
-        pd,
-        send_cq: cq,
-        recv_cq: cq,
-        srq: None,
-        caps: QpCaps {
-            max_send_wr: 64,
-            max_recv_wr: 16,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline: 0,
-        },
-        signal_all: true,
-        receives: ReceiveMode::Posted,
-        qpn: None,
-        block_multicast_loopback: false,
-    }
-}
-
-fn initialized() -> QpModify {
-    QpModify {
-        state: Some(QpState::Init),
-        port: Some(PORT),
-        pkey_index: Some(PKeyIndex(0)),
-        access: Some(AccessFlags::REMOTE_WRITE),
-        ..QpModify::default()
-    }
-}
-
-/// Takes a queue pair to the state in which it sends.
-fn connect(hca: &mut dyn Hca, qp: QpHandle, peer: &Address) -> Result<()> {
-    let first = Some(Psn::from_low_bits(7));
-    let receive = QpModify {
-        state: Some(QpState::ReadyToReceive),
-        primary: Some(vector(peer.gid, peer.lid)),
-        path_mtu: Some(Mtu::MTU_4096),
-        dest_qpn: Some(peer.qpn),
-        rq_psn: first,
-        max_dest_rd_atomic: Some(1),
-        min_rnr_timer: Some(14),
-        ..QpModify::default()
-    };
-    let send = QpModify {
-        state: Some(QpState::ReadyToSend),
-        sq_psn: first,
-        timeout: Some(16),
-        retry_count: Some(7),
-        rnr_retry: Some(7),
-        max_rd_atomic: Some(1),
-        ..QpModify::default()
-    };
-    for change in [receive, send] {
-        hca.modify_qp(qp, &change)?;
-    }
-    Ok(())
+/// Makes a queue pair for connections.
+fn create(hca: &mut dyn Hca, pd: PdHandle) -> std::result::Result<ConnectedQp, HcaError> {
+    let spec = ConnectedQpSpec::rc(Partition::Index(PKeyIndex(0)));
+    ConnectedQp::create(hca, pd, PORT, PKeyIndex(0), &spec)
 }
 
 /// A VF with one connection.
 struct Neighbour {
     vf: VfId,
-    cq: CqHandle,
-    qp: QpHandle,
+    qp: ConnectedQp,
     buffer: DmaBuffer,
     region: MrKeys,
 }
 
 impl Neighbour {
     fn open(shared: &mut Shared, vf: VfId, gid: Gid) -> Result<(Self, Address)> {
-        let (pd, cq, buffer) = shared.with(vf, |hca| {
-            Ok((
-                hca.alloc_pd()?,
-                hca.create_cq(64)?,
-                hca.allocate_dma(BUFFER as usize)?,
-            ))
+        let (pd, buffer) = shared.with(vf, |hca| {
+            Ok((hca.alloc_pd()?, hca.allocate_dma(BUFFER as usize)?))
         })?;
         let kind = MrKind::Virtual {
             addr: buffer.addr,
@@ -162,8 +105,7 @@ impl Neighbour {
         };
         let region = shared.register(vf, &spec)?;
         shared.with(vf, |hca| {
-            let (qp, numbers) = hca.create_qp(connected(pd, cq))?;
-            hca.modify_qp(qp, &initialized())?;
+            let qp = create(hca, pd)?;
             let memory = RemoteAddress {
                 addr: buffer.addr,
                 rkey: region.rkey,
@@ -171,13 +113,12 @@ impl Neighbour {
             let address = Address {
                 gid,
                 lid: hca.query_port(PORT)?.lid,
-                qpn: numbers.real,
+                qpn: qp.qpn(),
                 memory,
             };
             Ok((
                 Self {
                     vf,
-                    cq,
                     qp,
                     buffer,
                     region,
@@ -193,20 +134,26 @@ impl Neighbour {
             len,
             lkey: self.region.lkey,
         }];
-        let request = SendRequest {
-            wr_id: 0,
-            op,
-            payload: Payload::Gather(list),
-            flags: SendFlags::SIGNALED,
-            destination: None,
+        shared.with(self.vf, |hca| {
+            let payload = Payload::Gather(list);
+            Ok(self
+                .qp
+                .post_send(hca, 0, op, payload, SendFlags::SIGNALED)?)
+        })
+    }
+
+    fn connect(&self, shared: &mut Shared, peer: &Address) -> Result<()> {
+        let peer = Peer {
+            path_mtu: Mtu::MTU_4096,
+            ..Peer::on_subnet(PORT, peer.lid, peer.gid, peer.qpn, self.qp.psn())
         };
-        shared.with(self.vf, |hca| Ok(hca.post_send(self.qp, &request)?))
+        shared.with(self.vf, |hca| Ok(self.qp.connect(hca, &peer)?))
     }
 
     /// Takes completions. Returns their number.
     fn completed(&self, shared: &mut Shared) -> Result<usize> {
         let mut out = [Completion::BLANK; WINDOW];
-        let count = shared.with(self.vf, |hca| Ok(hca.poll_cq(self.cq, &mut out)?))?;
+        let count = shared.with(self.vf, |hca| Ok(hca.poll_cq(self.qp.cq(), &mut out)?))?;
         let failed = |of: &&Completion| of.status != CompletionStatus::Success;
         match out[..count].iter().find(failed) {
             Some(failed) => Err(format!("{failed:?}").into()),
@@ -219,10 +166,9 @@ impl Neighbour {
 struct Attacker {
     vf: VfId,
     pd: PdHandle,
-    cq: CqHandle,
     buffer: DmaBuffer,
     regions: Vec<MrKeys>,
-    qps: Vec<QpHandle>,
+    qps: Vec<ConnectedQp>,
     /// Pages of the largest region, the last one first.
     pages: Arc<Vec<u64>>,
     few_pages: Arc<Vec<u64>>,
@@ -244,7 +190,6 @@ impl Attacker {
             Ok(Self {
                 vf,
                 pd: hca.alloc_pd()?,
-                cq: hca.create_cq(64)?,
                 buffer,
                 regions: Vec::new(),
                 qps: Vec::new(),
@@ -305,9 +250,7 @@ impl Attacker {
                     }
                 }
                 4 if self.qps.len() < 8 => {
-                    let (qp, _) = hca.create_qp(connected(self.pd, self.cq))?;
-                    hca.modify_qp(qp, &initialized())?;
-                    self.qps.push(qp);
+                    self.qps.push(create(hca, self.pd)?);
                 }
                 5 => {
                     let list = &[Sge {
@@ -315,15 +258,7 @@ impl Attacker {
                         len: 1 << 30,
                         lkey: LKey(u32::try_from(number % 99_991)?),
                     }];
-                    let posted = self.qps.last().map(|qp| {
-                        hca.post_recv(
-                            *qp,
-                            &RecvRequest {
-                                wr_id: 0,
-                                scatter: list,
-                            },
-                        )
-                    });
+                    let posted = self.qps.last().map(|qp| qp.post_recv(hca, 0, list));
                     let is_expected = matches!(
                         posted,
                         None | Some(Ok(()) | Err(HcaError::QueueFull | HcaError::InvalidParameter))
@@ -333,13 +268,14 @@ impl Attacker {
                         .ok_or_else(|| format!("{posted:?}"))?;
                 }
                 6 => {
-                    let mut out = [Completion::BLANK; 16];
-                    hca.poll_cq(self.cq, &mut out)?;
+                    if let Some(qp) = self.qps.last() {
+                        let _ = qp.poll_cq(hca);
+                    }
                 }
                 _ => {
                     let is_enough = self.qps.len() == 8 || number % 16 == 7;
                     if is_enough && let Some(qp) = self.qps.pop() {
-                        hca.destroy_qp(qp)?;
+                        qp.destroy(hca);
                     }
                     if self.regions.len() > 4 {
                         let region = self.regions.remove(0);
@@ -396,15 +332,14 @@ impl Pair {
         Ok(())
     }
 
-    /// Prints the time in which the SA answers.
-    fn searches(&mut self, own: Gid, peer: Gid) -> Result<()> {
+    /// Prints the time in which the SA answers a request of this name.
+    fn searches(&mut self, name: &str, request: impl Fn() -> SaRequest) -> Result<()> {
         let vf = self.neighbour.vf;
         let mut times = Vec::new();
         for _ in 0..2000 {
             let begun = Instant::now();
             let now = self.shared.now();
-            let request = SaRequest::path_by_gids(own, peer, None);
-            self.shared.port(vf)?.query(now, request);
+            self.shared.port(vf)?.query(now, request());
             self.shared.until(|shared| {
                 let event = shared.port(vf)?.poll_event();
                 let is_answer = |event| matches!(event, EndPortEvent::Sa(SaEvent::Answered { .. }));
@@ -414,7 +349,7 @@ impl Pair {
         }
         times.sort_unstable();
         let median = times[times.len() / 2].as_secs_f64() * 1e6;
-        println!("paths: {median:.1} us");
+        println!("{name}: {median:.1} us");
         Ok(())
     }
 
@@ -461,15 +396,11 @@ fn run() -> Result<()> {
             len: 8,
             lkey: neighbour.region.lkey,
         }];
-        let end = RecvRequest {
-            wr_id: 0,
-            scatter: list,
-        };
-        shared.with(vf, |hca| Ok(hca.post_recv(neighbour.qp, &end)?))?;
+        shared.with(vf, |hca| Ok(neighbour.qp.post_recv(hca, 0, list)?))?;
     }
     fs::write(own, address.text())?;
     let peer = peer_in(peer, Address::read)?;
-    shared.with(vf, |hca| connect(hca, neighbour.qp, &peer))?;
+    neighbour.connect(&mut shared, &peer)?;
     if role == "answer" {
         return shared.until(|shared| Ok((neighbour.completed(shared)? > 0).then_some(())));
     }
@@ -492,7 +423,16 @@ fn run() -> Result<()> {
     }
     match pair.attacker.take() {
         Some(attacker) => println!("{} calls of the other VF", attacker.calls),
-        None => pair.searches(gids[&vf], peer.gid)?,
+        None => {
+            pair.searches("paths", || {
+                SaRequest::path_by_gids(gids[&vf], peer.gid, None)
+            })?;
+            let node = NodeRecord {
+                lid: peer.lid,
+                ..NodeRecord::default()
+            };
+            pair.searches("nodes", || SaRequest::get(&node, NodeRecord::LID))?;
+        }
     }
     pair.neighbour.send(&mut pair.shared, SendOp::Send, 8)?;
     pair.completed()?;

@@ -6,17 +6,17 @@ use std::time::{Duration, Instant as Clock};
 use std::{fs, thread};
 
 use hca_api::{
-    Adapter, AddressSpace, AddressVector, AsyncEvent, Consumer, CqHandle, GlobalRoute, Hca,
-    HcaError, HcaEvent, HostMemory, MrKeys, MrSpec, SpecialQp,
+    Adapter, AddressSpace, AddressVector, AsyncEvent, Consumer, CqHandle, Hca, HcaError, HcaEvent,
+    HostMemory, MrKeys, MrSpec, SpecialQp,
 };
 use hca_functions::Functions;
 use hca_linux::{LinuxHca, MappedFiles, OpenFiles, PORT};
 use ib_endpoint::{EndPort, EndPortConfig, EndPortEvent};
 use ib_vtime::Instant;
-use ib_wire::{Gid, GidIndex, Guid, Lid, Sl};
+use ib_wire::{Gid, GidIndex, Guid, Lid, Psn, Qpn};
 use pf_context::PfHost;
 use pf_context::context::PfConfig;
-use vf_proxy::native::ProxyQp;
+use vf_proxy::native::{Peer, ProxyQp};
 use vf_tunnel::VfId;
 
 use super::linux_hca::{open, wait_for_files};
@@ -36,22 +36,8 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Returns the way to a VF.
 #[must_use]
-pub fn vector(gid: Gid, lid: Lid) -> AddressVector {
-    let route = GlobalRoute {
-        remote_gid: gid,
-        sgid_index: GidIndex(0),
-        flow_label: 0,
-        hop_limit: 1,
-        traffic_class: 0,
-    };
-    AddressVector {
-        port: PORT,
-        dlid: lid,
-        sl: Sl::default(),
-        path_bits: 0,
-        static_rate: None,
-        grh: Some(route),
-    }
+pub const fn vector(gid: Gid, lid: Lid) -> AddressVector {
+    Peer::on_subnet(PORT, lid, gid, Qpn::GSI, Psn::from_low_bits(0)).address
 }
 
 /// Waits until a file has the address of the peer. `read` returns it once the text is whole.

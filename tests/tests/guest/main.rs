@@ -31,6 +31,7 @@ mod qmp;
 mod rdma;
 mod refusals;
 mod roce;
+mod roce_faults;
 mod saved;
 mod siege;
 mod soft_roce;

@@ -219,6 +219,19 @@ fn a_call_waits_while_its_receiver_has_no_room_for_a_descriptor() {
     assert_eq!(answer_to_call(&asking), None);
 }
 
+#[test]
+fn a_service_whose_receiver_is_gone_ends_with_an_error() {
+    let mut serve = Limited(Serve::start(1));
+    kill_process(serve.receiver(), Signal::KILL).unwrap();
+    assert_eq!(serve.0.child.wait().unwrap().code(), Some(1));
+    let log = fs::read_to_string(serve.0.folder.path().join("log")).unwrap();
+    assert_eq!(log.matches("is gone: the service ends").count(), 1, "{log}");
+    assert!(
+        log.contains("the service ended because the receiver"),
+        "{log}"
+    );
+}
+
 /// Returns a shell that becomes what follows, with so many descriptors and no more.
 fn limited(most: u32) -> Command {
     let mut shell = Command::new("bash");

@@ -9,6 +9,7 @@ mod connections;
 mod embed;
 mod fat_tree;
 mod floors;
+mod functions;
 mod join;
 mod mad_rtt;
 mod path;
@@ -61,6 +62,8 @@ pub enum Case {
     UdHop,
     /// A request and its response between two hosts, all layers included.
     MadRtt,
+    /// Datagrams between virtual functions in software: the time that these add to a request.
+    FunctionsDatagram,
     /// A fat tree of 1,000 HCAs, from power-on until the subnet is up.
     FatTree,
     /// RDMA writes of a reliable connection between VFs of two hosts.
@@ -133,7 +136,7 @@ impl Target {
 
 impl Case {
     /// All cases.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::FloorCopy,
         Self::FloorLookup,
         Self::FloorCompute,
@@ -146,6 +149,7 @@ impl Case {
         Self::TunnelRtt,
         Self::UdHop,
         Self::MadRtt,
+        Self::FunctionsDatagram,
         Self::FatTree,
         Self::RcWrite,
         Self::RcRead,
@@ -173,6 +177,7 @@ impl Case {
             Self::TunnelRtt => "tunnel-rtt",
             Self::UdHop => "ud-hop",
             Self::MadRtt => "mad-rtt",
+            Self::FunctionsDatagram => "functions-datagram",
             Self::FatTree => "fat-tree",
             Self::RcWrite => "rc-write",
             Self::RcRead => "rc-read",
@@ -230,6 +235,7 @@ impl Case {
     /// The target in nanoseconds of a case whose target is not counted in floors.
     fn own_target(self, sample: &Sample) -> Option<f64> {
         match self {
+            Self::FunctionsDatagram => Some(300.0),
             Self::EmbedPostedWrite => Some(20_000.0),
             Self::EmbedRegisterRead => Some(1_000_000.0),
             // 2 GB/s.
@@ -556,6 +562,7 @@ fn prepare(case: Case, vfs: u16, live: u32) -> anyhow::Result<Measured> {
         Case::TunnelRtt => tunnel::prepare(vfs)?,
         Case::UdHop => ud_hop::prepare(),
         Case::MadRtt => mad_rtt::prepare(),
+        Case::FunctionsDatagram => functions::prepare(),
         Case::FatTree => fat_tree::prepare(),
         Case::RcWrite => rdma::prepare(rdma::Traffic::Write)?,
         Case::RcRead => rdma::prepare(rdma::Traffic::Read)?,

@@ -187,7 +187,7 @@ mod tests {
 
         let mut lab = Lab::build(&Options::default(), 1).unwrap();
         let mut watches = Watches::new();
-        let (mut stop, mut announcements) = (false, VecDeque::new());
+        let (mut stop, mut lost, mut announcements) = (false, None, VecDeque::new());
         let begin = Instant::ZERO;
         let mut turn = Turn {
             is_virtual: true,
@@ -197,6 +197,7 @@ mod tests {
             now: begin,
             watches: watches.tagged(0),
             stop: &mut stop,
+            lost: &mut lost,
             announcements: &mut announcements,
         };
         // As long as it does not listen, it gives an error other than that nobody waits.

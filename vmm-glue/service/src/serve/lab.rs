@@ -172,15 +172,8 @@ impl Lab {
         let functions = Functions::new(linux_port::MAX_VFS, self.secrets.secret());
         let secret = self.secrets.secret();
         let world = self.world_mut();
-        let port = linux_port::Port::open(
-            world.now(),
-            spec,
-            secret,
-            functions.memory(),
-            options.sandbox,
-        );
-        let port = port.map_err(|error| LabError::Linux(spec.clone(), error))?;
-        let started = world.add_outside_pf_host(&name, Box::new(port), functions, &config);
+        let port = linux_port::Port::open(world.now(), spec, secret, functions.memory(), options);
+        let started = world.add_outside_pf_host(&name, Box::new(port?), functions, &config);
         let id = started.map_err(|error| LabError::Pf(name.clone(), error))?;
         let adapter = world.with_hca(id, |hca| Ok(hca.attributes()));
         let adapter = adapter.map_err(|error| LabError::Pf(name.clone(), error.into()))?;
@@ -338,7 +331,7 @@ impl Lab {
                     .add_idle_vf(id, vf, spec)
                     .map_err(VfError::from)
             };
-            added.map_err(|error| LabError::Vf(name.to_owned(), vf, error))?;
+            added.map_err(|error| linux_port::vf_error(self.world_mut(), id, (name, vf), error))?;
             if let Some(memory) = for_programs {
                 let limit = self.program_limit(options);
                 let network = options.verbs_network;

@@ -68,6 +68,9 @@ pub enum LabError {
     /// The port of a Linux HCA cannot be opened.
     #[error("cannot attach to {0}: {1}")]
     Linux(LinuxSpec, hca_linux::OpenError),
+    /// The port of a Linux HCA carries MADs alone.
+    #[error("VFs of {0} have no data: {1}")]
+    NoData(LinuxSpec, String),
     /// A trunk cannot be opened.
     #[error("cannot open the trunk at {0}: {1}")]
     Trunk(String, String),
@@ -88,6 +91,12 @@ pub enum LabError {
     /// A VF cannot be started.
     #[error("cannot start {1} of {0}")]
     Vf(String, VfId, #[source] VfError),
+    /// The adapter refuses to lock memory for data of a VF.
+    #[error(
+        "cannot start {1} of {0}: the service may lock {2} KiB of memory for data of VFs: ulimit -l unlimited before it \
+         (LimitMEMLOCK=infinity in its unit), or run it as root"
+    )]
+    LockedMemory(String, VfId, u64),
     /// A VF cannot be given to VMMs.
     #[error("cannot make a device of {1} of {0}")]
     Device(String, VfId, #[source] PlaceError),

@@ -3,11 +3,16 @@
 use std::ops::{Deref, DerefMut};
 
 use hca_api::{AddressSpace, HcaError, HostMemory};
-use hca_linux::{LinuxHca, MappedFiles, OpenError, OpenFiles, PortConfig};
+use hca_linux::{LinuxHca, MappedFiles, OpenFiles, PortConfig};
+use ib_endpoint::EndPortError;
 use ib_vtime::{Duration, Instant, Secret};
-use vhca::world::OutsideHca;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use vf_tunnel::VfId;
+use vhca::world::{HostId, OutsideHca, VfError, World};
 
 use super::attach_spec::LinuxSpec;
+use super::lab_error::LabError;
+use super::options::Options;
 
 /// VFs of a port at most.
 pub(crate) const MAX_VFS: u16 = 126;
@@ -17,6 +22,10 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Bytes of memory that software of the service on a VF may have, as far as they are written.
 const VF_MEMORY: usize = 1 << 26;
+
+/// The reason for no data on RoCE in a service with a sandbox.
+const SANDBOX: &str =
+    "on RoCE, libibverbs opens sockets later, which the sandbox forbids; --no-sandbox goes without";
 
 /// A port as the world drives it.
 #[derive(Debug)]
@@ -31,14 +40,14 @@ impl Port {
     /// service without a sandbox.
     ///
     /// # Errors
-    /// [`OpenError`] of MADs. Why there is no data is in the log.
+    /// [`LabError::Linux`]; [`LabError::NoData`] where the service's software on VFs needs data. Without such software that is in the log.
     pub(crate) fn open(
         now: Instant,
         spec: &LinuxSpec,
         secret: Secret,
         memory: Box<dyn AddressSpace>,
-        sandbox: bool,
-    ) -> Result<Self, OpenError> {
+        options: &Options,
+    ) -> Result<Self, LabError> {
         let config = PortConfig {
             device: spec.device.clone(),
             port: spec.port,
@@ -47,20 +56,35 @@ impl Port {
             secret,
             memory,
         };
-        let mut hca = LinuxHca::open(now, config)?;
-        if sandbox && hca.is_roce() {
-            log::warn!(
-                "{spec} has MADs alone: on RoCE, libibverbs opens sockets later, which the sandbox forbids; --no-sandbox goes without"
-            );
-            return Ok(Self { hca, files: None });
-        }
+        let hca = LinuxHca::open(now, config);
+        let mut hca = hca.map_err(|error| LabError::Linux(spec.clone(), error))?;
         let files = MappedFiles::default();
-        let opened = hca.open_data(&spec.device, spec.port, files.clone());
-        if let Err(why) = &opened {
-            log::warn!("{spec} has MADs alone: {why}");
+        let opened = if options.sandbox && hca.is_roce() {
+            Err(SANDBOX.to_owned())
+        } else {
+            let opened = hca.open_data(&spec.device, spec.port, files.clone());
+            opened.map_err(|error| error.to_string())
+        };
+        match opened.map_err(|why| LabError::NoData(spec.clone(), why)) {
+            Ok(()) => {
+                raise_lock_limit();
+                let files = Some(files);
+                Ok(Self { hca, files })
+            }
+            Err(why) if options.guests => Err(why),
+            Err(why) => {
+                log::warn!("{why}");
+                Ok(Self { hca, files: None })
+            }
         }
-        let files = opened.is_ok().then_some(files);
-        Ok(Self { hca, files })
+    }
+
+    /// Returns the KiB of memory that the process may lock for data. `None` if there is no limit, or no data. Root has none, whatever
+    /// this is.
+    fn lock_limit(&self) -> Option<u64> {
+        self.files.as_ref()?;
+        let bytes = getrlimit(Resource::Memlock).current;
+        bytes.map(|bytes| bytes / 1024)
     }
 
     /// Returns memory for software of the service on a VF.
@@ -75,6 +99,33 @@ impl Port {
         Ok(Box::new(
             memory.map_err(|_| HcaError::InsufficientResources)?,
         ))
+    }
+}
+
+/// Returns why a VF of a host cannot be started: on the port of a Linux HCA, want of memory may be a limit of the process.
+pub(crate) fn vf_error(
+    world: &mut World,
+    host: HostId,
+    (name, vf): (&str, VfId),
+    error: VfError,
+) -> LabError {
+    let is_refused = error == EndPortError::from(HcaError::InsufficientResources).into();
+    let port = world.outside_hca_mut::<Port>(host).filter(|_| is_refused);
+    match port.and_then(|port| port.lock_limit()) {
+        Some(limit) => LabError::LockedMemory(name.to_owned(), vf, limit),
+        None => LabError::Vf(name.to_owned(), vf, error),
+    }
+}
+
+/// Raises the limit of memory that the process may lock to what the system allows: the adapter locks that of regions.
+fn raise_lock_limit() {
+    let mut limit = getrlimit(Resource::Memlock);
+    if limit.current == limit.maximum {
+        return;
+    }
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Memlock, limit) {
+        log::warn!("cannot raise the limit on locked memory: {error}");
     }
 }
 

@@ -21,9 +21,8 @@ impl WayIn for ReceiverWatch {
     }
 
     fn handle_ready(&mut self, turn: &mut Turn<'_>, _: Ready) {
-        log::error!("the receiver, a process of this service, is gone: the service ends");
         turn.watches.modify(&self.0.channel(), EventSet::empty());
-        turn.stop();
+        turn.lose("the receiver");
     }
 
     fn flush(&mut self, _: &mut Turn<'_>) {}

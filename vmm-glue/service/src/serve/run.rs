@@ -66,6 +66,9 @@ pub enum ServeError {
          back"
     )]
     Gone(String),
+    /// A process of the service.
+    #[error("the service ended because {0}, a process of its own, is gone: see its log")]
+    Lost(&'static str),
     /// Machines keep each other busy without time passing.
     #[error("the fabric is stuck: please report this")]
     Stuck,
@@ -89,6 +92,7 @@ impl ServeError {
                     | Lab::Sidr(..)
                     | Lab::Subnet(_)
                     | Lab::Linux(..)
+                    | Lab::NoData(..)
                     | Lab::Trunk(..)
                     | Lab::NoSite
                     | Lab::Site(_)
@@ -232,6 +236,9 @@ fn drive(runner: &mut Runner<Service>, announce: &mut Announce<'_>) -> Result<bo
             return Err(ServeError::Gone(service.lab().inventory.node_name(node)));
         }
         if let Some(released) = service.stopped() {
+            if let Some(process) = service.lost() {
+                return Err(ServeError::Lost(process));
+            }
             return Ok(released);
         }
     }

@@ -42,6 +42,7 @@ pub struct Service {
     receiver: Option<Receiver>,
     lanes: Lanes,
     stop: bool,
+    lost: Option<&'static str>,
     announcements: VecDeque<Announcement>,
 }
 
@@ -58,6 +59,7 @@ impl Service {
             receiver: None,
             lanes: Lanes::new(),
             stop: false,
+            lost: None,
             announcements: VecDeque::new(),
         }
     }
@@ -121,6 +123,11 @@ impl Service {
         }
     }
 
+    /// Returns the process of the service for which it ended, if one is gone.
+    pub(super) const fn lost(&self) -> Option<&'static str> {
+        self.lost
+    }
+
     fn with_way(
         &mut self,
         index: usize,
@@ -138,6 +145,7 @@ impl Service {
             receiver: self.receiver.as_ref(),
             lanes: &mut self.lanes,
             stop: &mut self.stop,
+            lost: &mut self.lost,
             announcements: &mut self.announcements,
         };
         call(way.as_mut(), &mut turn);

@@ -182,10 +182,8 @@ impl WayIn for TrunkNews {
                     }
                 }
                 TrunkEvent::DoorEnded(error) => {
-                    log::error!(
-                        "the process that connects for trunks is gone ({error}): the service ends"
-                    );
-                    turn.stop();
+                    log::error!("trunks connect no longer: {error}");
+                    turn.lose("the process that connects for trunks");
                 }
                 _ => {}
             }

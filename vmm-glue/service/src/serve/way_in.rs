@@ -28,6 +28,8 @@ pub struct Turn<'t> {
     /// Sockets of clients by their lanes.
     pub(super) lanes: &'t mut Lanes,
     pub(super) stop: &'t mut bool,
+    /// The process of the service that is gone.
+    pub(super) lost: &'t mut Option<&'static str>,
     pub(super) announcements: &'t mut VecDeque<Announcement>,
 }
 
@@ -66,6 +68,14 @@ impl Turn<'_> {
     /// Ends the service: it gives back what it has at the SA, and then stops.
     pub const fn stop(&mut self) {
         *self.stop = true;
+    }
+
+    /// Ends the service with an error, since it cannot go on without a process of its own.
+    pub(super) fn lose(&mut self, process: &'static str) {
+        if self.lost.replace(process).is_none() {
+            log::error!("{process}, a process of this service, is gone: the service ends");
+        }
+        self.stop();
     }
 
     /// Has something told to whoever started the service.

@@ -578,7 +578,7 @@ fn a_socket_that_cannot_be_opened_is_tried_again_now_and_then() {
     std::fs::write(&in_the_way, "").unwrap();
 
     let mut watches = vhca::watch::Watches::new();
-    let (mut stop, mut announcements) = (false, Default::default());
+    let (mut stop, mut lost, mut announcements) = (false, None, Default::default());
     let mut turn = Turn {
         is_virtual: true,
         receiver: None,
@@ -587,6 +587,7 @@ fn a_socket_that_cannot_be_opened_is_tried_again_now_and_then() {
         lab: &mut lab,
         watches: watches.tagged(0),
         stop: &mut stop,
+        lost: &mut lost,
         announcements: &mut announcements,
     };
     sockets.flush(&mut turn);
