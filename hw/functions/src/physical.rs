@@ -41,7 +41,10 @@ impl Functions {
         let lkey = spec.key.unwrap_or(keys.lkey.0);
         if vf.side.regions.contains_key(lkey) {
             // The consumer chose the key that the adapter would give now.
-            hca.deregister_mr(keys.handle)?;
+            match hca.deregister_mr(keys.handle) {
+                Err(HcaError::Pending) => self.remains.extend([Remain::Region(keys.handle)]),
+                gone => gone?,
+            }
             return Err(HcaError::InsufficientResources);
         }
         let region = region.known_as(keys.lkey);
@@ -137,7 +140,7 @@ impl Functions {
 
     /// Destroys as many objects of functions that were reset as a call may.
     pub(crate) fn destroy_remains(&mut self, hca: &mut dyn Hca) {
-        for remain in self.remains.destroy(hca) {
+        for remain in self.remains.destroy(self.now, hca) {
             match remain {
                 Remain::Srq(srq) => drop(self.srq_owners.remove(&srq)),
                 Remain::Cq(cq) => drop(self.cq_owners.remove(&cq)),

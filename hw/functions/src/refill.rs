@@ -14,13 +14,15 @@ use crate::pulled::{NOWHERE, Pace, Phase, QueueId, TURN};
 
 impl Functions {
     /// Returns when to call [`Self::handle_timeout`] at the latest, for receives that functions keep in their own memory, or at once
-    /// for objects of functions that were reset. `None` if no queue of such receives has room, and no object is left.
+    /// for objects of functions that were reset, later for regions of these that the adapter is deregistering. `None` if no queue of such
+    /// receives has room, and no object is left.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        match self.remains.is_empty() {
-            true => self.readings.next_deadline(),
-            false => Some(self.now),
-        }
+        let remains = self.remains.poll_timeout().map(|at| at.max(self.now));
+        [remains, self.readings.next_deadline()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Reads the queues of receives that are due at `now`, at most 256 requests of each function, and destroys up to 256 objects of

@@ -2,10 +2,14 @@
 
 use std::collections::VecDeque;
 
-use hca_api::{AvHandle, CqHandle, Hca, MrHandle, MwHandle, PdHandle, SrqHandle};
+use hca_api::{AvHandle, CqHandle, Hca, HcaError, MrHandle, MwHandle, PdHandle, SrqHandle};
+use ib_vtime::{Duration, Instant};
 
 /// Objects that a call destroys: each may be a system call.
 const AT_ONCE: usize = 256;
+
+/// Pause before the adapter is asked again for regions whose deregistration is under way.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// An object without users.
 #[derive(Clone, Copy, Debug)]
@@ -20,24 +24,39 @@ pub(crate) enum Remain {
 
 /// Objects, in the order in which they can be destroyed.
 #[derive(Debug, Default)]
-pub(crate) struct Remains(VecDeque<Remain>);
+pub(crate) struct Remains {
+    line: VecDeque<Remain>,
+    /// When to go on, if regions at the head of the line are under way.
+    next: Instant,
+}
 
 impl Remains {
     /// Adds objects of which each one's users come before it.
-    pub(crate) fn extend(&mut self, remains: impl Iterator<Item = Remain>) {
-        self.0.extend(remains);
+    pub(crate) fn extend(&mut self, remains: impl IntoIterator<Item = Remain>) {
+        self.line.extend(remains);
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    /// Returns when to destroy more, or `None` if no object is left.
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        (!self.line.is_empty()).then_some(self.next)
     }
 
-    /// Destroys as many objects as a call may, and returns them.
-    pub(crate) fn destroy(&mut self, hca: &mut dyn Hca) -> impl Iterator<Item = Remain> {
-        let destroyed = self.0.drain(..self.0.len().min(AT_ONCE));
-        destroyed.inspect(|remain| {
-            // An adapter refuses none of them, unless it has failed.
-            let _ = match *remain {
+    /// Destroys as many objects as a call may, and returns them. Regions whose deregistration is under way stay at the head of the line,
+    /// and of the objects behind them regions alone are destroyed.
+    pub(crate) fn destroy(&mut self, now: Instant, hca: &mut dyn Hca) -> Vec<Remain> {
+        let (mut pending, mut destroyed) = (Vec::new(), Vec::new());
+        if now < self.next {
+            return destroyed;
+        }
+        for _ in 0..AT_ONCE {
+            let is_region = matches!(self.line.front(), Some(Remain::Region(_)));
+            if !pending.is_empty() && !is_region {
+                break;
+            }
+            let Some(remain) = self.line.pop_front() else {
+                break;
+            };
+            let outcome = match remain {
                 Remain::Srq(srq) => hca.destroy_srq(srq),
                 Remain::Window(window) => hca.dealloc_mw(window),
                 Remain::Av(av) => hca.destroy_av(av),
@@ -45,6 +64,18 @@ impl Remains {
                 Remain::Cq(cq) => hca.destroy_cq(cq),
                 Remain::Pd(pd) => hca.dealloc_pd(pd),
             };
-        })
+            // An adapter refuses none of them otherwise, unless it has failed.
+            match outcome {
+                Err(HcaError::Pending) => pending.push(remain),
+                _ => destroyed.push(remain),
+            }
+        }
+        if !pending.is_empty() {
+            self.next = now + PAUSE;
+        }
+        for remain in pending.into_iter().rev() {
+            self.line.push_front(remain);
+        }
+        destroyed
     }
 }

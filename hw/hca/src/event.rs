@@ -72,7 +72,7 @@ pub enum AsyncEvent {
     SrqError(SrqHandle),
     /// A shared receive queue fell below its limit.
     SrqLimitReached(SrqHandle),
-    /// A registration in a protection domain that was [`HcaError::Pending`](crate::HcaError::Pending) has an outcome.
+    /// A registration or deregistration in a protection domain that was [`HcaError::Pending`](crate::HcaError::Pending) has an outcome.
     RegistrationDone(PdHandle),
     /// The function was reset by its physical function: every handle is gone.
     FunctionReset,

@@ -144,7 +144,9 @@ pub trait Hca {
     /// Deregisters memory (IBA 11.2.8.4).
     ///
     /// # Errors
-    /// [`HcaError::InUse`] while windows are bound to it.
+    /// [`HcaError::InUse`] while windows are bound to it, or [`HcaError::Pending`]: an adapter of the host deregisters large regions that
+    /// peers can reach in a thread of its own. The local key is refused from then on. Peers may reach the memory, and the region is in its
+    /// protection domain, until the same call has returned `Ok`.
     fn deregister_mr(&mut self, mr: MrHandle) -> Result<(), HcaError>;
 
     /// Makes a memory window (IBA 11.2.8.9), which opens nothing until [`SendOp::BindWindow`](crate::SendOp::BindWindow) binds it.

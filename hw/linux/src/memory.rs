@@ -11,7 +11,7 @@ use hca_api::{
 
 use crate::attributes::{access_flags, refused};
 use crate::mapped::{Charge, MappedFiles};
-use crate::registrar::{Registrar, Registration, Source, is_large};
+use crate::registrar::{RegionEnd, Registrar, Registration, Source, is_large};
 use crate::sys::{Device, MemoryRegion, Piece, ProtectionDomain, RegionMemory};
 
 /// Objects of each kind that the function may have.
@@ -66,6 +66,11 @@ impl<T> Objects<T> {
         self.objects.remove(&handle).ok_or(HcaError::InvalidHandle)
     }
 
+    /// Puts an object back that was removed.
+    fn put_back(&mut self, handle: u32, object: T) {
+        self.objects.insert(handle, object);
+    }
+
     pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
         self.objects.values()
     }
@@ -87,10 +92,21 @@ struct Region {
     /// Address of the first byte.
     addr: u64,
     is_writable: bool,
-    /// The region of the host, of memory that is mapped.
-    host: Option<HostRegion>,
-    /// The thread deregisters it: no peer reaches it, so that its end may be later than the call that asks for it.
-    ends_later: bool,
+    is_large: bool,
+    /// Peers may reach it.
+    is_remote: bool,
+    bytes: Bytes,
+}
+
+/// The bytes of a region.
+#[derive(Debug)]
+enum Bytes {
+    /// In memory that is not mapped, at their addresses.
+    Space,
+    /// In a region of the host.
+    Host(HostRegion),
+    /// Out of reach: the thread deregisters the region of the host.
+    Leaving(RegionEnd),
 }
 
 impl Region {
@@ -263,8 +279,9 @@ impl Memory {
             | AccessFlags::REMOTE_WRITE
             | AccessFlags::REMOTE_ATOMIC
             | AccessFlags::MW_BIND;
+        let is_remote = spec.access.intersects(remote);
         let is_of_pages = matches!(spec.kind, MrKind::Physical { .. });
-        if host.is_none() && (is_of_pages || spec.access.intersects(remote)) {
+        if host.is_none() && (is_of_pages || is_remote) {
             return Err(HcaError::Unsupported);
         }
         let keys = host.as_ref().map(|host| host.region.keys());
@@ -273,8 +290,9 @@ impl Memory {
             range,
             addr,
             is_writable: spec.access.contains(AccessFlags::LOCAL_WRITE),
-            host,
-            ends_later: is_large && !spec.access.intersects(remote),
+            is_large,
+            is_remote,
+            bytes: host.map_or(Bytes::Space, Bytes::Host),
         })?;
         if let Some((lkey, _)) = keys {
             self.by_key.insert(lkey, number);
@@ -375,15 +393,30 @@ impl Memory {
         Err(HcaError::InvalidParameter)
     }
 
-    pub(crate) fn deregister(&mut self, region: MrHandle) -> Result<(), HcaError> {
-        let region = self.regions.remove(region.0)?;
-        if let Some((lkey, _)) = region.host.as_ref().map(|host| host.region.keys()) {
-            self.by_key.remove(&lkey);
+    /// Deregisters a region. A large one that peers reach is gone once the call that is asked again is `Ok`; others of the host that
+    /// are large go later.
+    pub(crate) fn deregister(&mut self, handle: MrHandle) -> Result<(), HcaError> {
+        let region = self.regions.remove(handle.0)?;
+        let end = match (region.bytes, &self.host) {
+            (Bytes::Host(of_host), Some(host)) => {
+                self.by_key.remove(&of_host.region.keys().0);
+                if !(region.is_large && region.is_remote) {
+                    if region.is_large {
+                        host.registrar.deregister(of_host);
+                    }
+                    return Ok(());
+                }
+                host.registrar.begin_end(region.pd, of_host)
+            }
+            (Bytes::Leaving(end), _) => end,
+            _ => return Ok(()),
+        };
+        if end.is_done() {
+            return Ok(());
         }
-        if let (Some(of_host), Some(host), true) = (region.host, &self.host, region.ends_later) {
-            host.registrar.deregister(of_host);
-        }
-        Ok(())
+        let bytes = Bytes::Leaving(end);
+        self.regions.put_back(handle.0, Region { bytes, ..region });
+        Err(HcaError::Pending)
     }
 
     /// Returns the file that can be read when [`Self::take_outcomes`] has something.
@@ -391,10 +424,13 @@ impl Memory {
         self.host.as_ref().map(|host| host.registrar.news())
     }
 
-    /// Takes outcomes of registrations that were under way. Returns their protection domains.
+    /// Takes outcomes of registrations and deregistrations that were under way. Returns their protection domains.
     pub(crate) fn take_outcomes(&mut self) -> Vec<PdHandle> {
         let host = self.host.as_mut();
-        host.map_or_else(Vec::new, |host| host.registrar.take_outcomes())
+        let mut domains = host.map_or_else(Vec::new, |host| host.registrar.take_outcomes());
+        // The region may have been found gone before, and its domain been destroyed.
+        domains.retain(|pd| self.pds.get(pd.0).is_ok());
+        domains
     }
 
     /// Reads bytes that a list names, as many as there is room for. Returns `false` if one is not in a region of the protection domain.
@@ -444,16 +480,18 @@ impl Memory {
     fn place(&self, pd: PdHandle, sge: &Sge, is_written: bool) -> Option<Place<'_>> {
         let of_host = self.by_key.get(&sge.lkey.0);
         let named = |handle: &u32| self.regions.get(*handle).ok();
-        let by_number = || named(&sge.lkey.0).filter(|region| region.host.is_none());
+        let is_of_space = |region: &&Region| matches!(region.bytes, Bytes::Space);
+        let by_number = || named(&sge.lkey.0).filter(is_of_space);
         let region = of_host.and_then(named).or_else(by_number)?;
         let is_allowed = self.is_reachable && (region.is_writable || !is_written);
         let offset = region
             .offset(sge)
             .filter(|_| is_allowed && region.pd == pd)?;
-        Some(match &region.host {
-            Some(host) => Place::Host(&host.region, offset),
-            None => Place::Space(region.addr.wrapping_add(offset)),
-        })
+        match &region.bytes {
+            Bytes::Host(host) => Some(Place::Host(&host.region, offset)),
+            Bytes::Space => Some(Place::Space(region.addr.wrapping_add(offset))),
+            Bytes::Leaving(_) => None,
+        }
     }
 }
 
@@ -463,37 +501,4 @@ pub(crate) fn length(list: &[Sge]) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use hca_api::HostMemory;
-
-    use super::*;
-
-    #[test]
-    fn memory_that_is_not_mapped_is_reached_by_addresses_of_the_region_and_by_no_peer() {
-        let mut memory = Memory::new(Box::new(HostMemory::new()));
-        let addr = memory.space().allocate(64).unwrap().addr;
-        let pd = memory.add_pd().unwrap();
-        let mut register = |access| {
-            memory.register(&MrSpec {
-                pd,
-                kind: MrKind::Translated {
-                    addr,
-                    len: 64,
-                    iova: 0x1000,
-                },
-                access,
-                key: None,
-            })
-        };
-        let remote = register(AccessFlags::REMOTE_READ);
-        assert_eq!(remote, Err(HcaError::Unsupported));
-        let lkey = register(AccessFlags::LOCAL_WRITE).unwrap().lkey;
-        let sge = |addr, len| Sge { addr, len, lkey };
-        assert!(memory.scatter(pd, &[sge(0x1010, 4)], b"vhca"));
-        let mut bytes = [0; 4];
-        memory.read(addr + 0x10, &mut bytes).unwrap();
-        assert_eq!(&bytes, b"vhca");
-        assert!(!memory.gather(pd, &[sge(0x103d, 4)], &mut bytes));
-        assert!(!memory.gather(pd, &[sge(0xfff, 4)], &mut bytes));
-    }
-}
+mod tests;

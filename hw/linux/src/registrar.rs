@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Weak};
 use std::thread;
 
 use hca_api::{AccessFlags, FileRun, HcaError, PdHandle};
@@ -53,16 +53,34 @@ pub(crate) type Job<R> = Box<dyn FnOnce() -> Outcome<R> + Send>;
 
 enum Order<R> {
     Register(u64, Job<R>),
-    Deregister(R),
+    /// With the end that waits for it, and the protection domain.
+    Deregister(R, Option<(Arc<()>, PdHandle)>),
+}
+
+/// Work that the thread has done.
+enum Done<R> {
+    Registered(u64, Outcome<R>),
+    Deregistered(PdHandle),
 }
 
 type Outcome<R> = Result<R, HcaError>;
+
+/// The end of a region that the thread deregisters.
+#[derive(Debug)]
+pub(crate) struct RegionEnd(Weak<()>);
+
+impl RegionEnd {
+    /// Returns `true` once the region is gone.
+    pub(crate) fn is_done(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+}
 
 /// The thread, and the registrations for which it was asked. It ends with this value, once it has done everything.
 #[derive(Debug)]
 pub(crate) struct Registrar<R> {
     orders: Sender<Order<R>>,
-    outcomes: Receiver<(u64, Outcome<R>)>,
+    done: Receiver<Done<R>>,
     /// Can be read when there are outcomes.
     news: UnixStream,
     pending: BTreeMap<u64, (Registration, Option<Outcome<R>>)>,
@@ -77,12 +95,12 @@ impl<R: Send + 'static> Registrar<R> {
             end.set_nonblocking(true)?;
         }
         let (orders, taken) = channel();
-        let (done, outcomes) = channel();
+        let (finished, done) = channel();
         let thread = thread::Builder::new().name("registrar".to_owned());
-        thread.spawn(move || work(&taken, &done, teller))?;
+        thread.spawn(move || work(&taken, &finished, teller))?;
         Ok(Self {
             orders,
-            outcomes,
+            done,
             news,
             pending: BTreeMap::new(),
             next: 0,
@@ -127,10 +145,18 @@ impl<R: Send + 'static> Registrar<R> {
     /// Deregisters a region.
     pub(crate) fn deregister(&self, region: R) {
         // Without the thread it is dropped here.
-        let _ = self.orders.send(Order::Deregister(region));
+        let _ = self.orders.send(Order::Deregister(region, None));
     }
 
-    /// Takes outcomes. Returns the protection domains of their registrations.
+    /// Deregisters a region of a protection domain, which [`Self::take_outcomes`] returns once the region is gone.
+    pub(crate) fn begin_end(&self, pd: PdHandle, region: R) -> RegionEnd {
+        let end = Arc::new(());
+        let watched = RegionEnd(Arc::downgrade(&end));
+        let _ = self.orders.send(Order::Deregister(region, Some((end, pd))));
+        watched
+    }
+
+    /// Takes outcomes. Returns the protection domains of their registrations and deregistrations.
     pub(crate) fn take_outcomes(&mut self) -> Vec<PdHandle> {
         let mut bytes = [0; 64];
         while self
@@ -139,7 +165,14 @@ impl<R: Send + 'static> Registrar<R> {
             .is_ok_and(|read| read == bytes.len())
         {}
         let mut domains = Vec::new();
-        while let Ok((ticket, outcome)) = self.outcomes.try_recv() {
+        while let Ok(done) = self.done.try_recv() {
+            let (ticket, outcome) = match done {
+                Done::Registered(ticket, outcome) => (ticket, outcome),
+                Done::Deregistered(pd) => {
+                    domains.push(pd);
+                    continue;
+                }
+            };
             match self.pending.get_mut(&ticket) {
                 Some((asked, place)) => {
                     domains.push(asked.pd);
@@ -174,18 +207,25 @@ impl<R: Send + 'static> Registrar<R> {
 }
 
 /// Carries orders out until the registrar is dropped.
-fn work<R>(orders: &Receiver<Order<R>>, done: &Sender<(u64, Outcome<R>)>, mut news: UnixStream) {
+fn work<R>(orders: &Receiver<Order<R>>, done: &Sender<Done<R>>, mut news: UnixStream) {
     for order in orders {
-        match order {
-            Order::Register(ticket, job) => {
-                if done.send((ticket, job())).is_err() {
-                    return;
-                }
-                // Where there is no room, there is something to be read.
-                let _ = news.write(&[0]);
+        let outcome = match order {
+            Order::Register(ticket, job) => Done::Registered(ticket, job()),
+            Order::Deregister(region, end) => {
+                drop(region);
+                let Some((end, pd)) = end else {
+                    continue;
+                };
+                // The caller that hears of it finds it done.
+                drop(end);
+                Done::Deregistered(pd)
             }
-            Order::Deregister(region) => drop(region),
+        };
+        if done.send(outcome).is_err() {
+            return;
         }
+        // Where there is no room, there is something to be read.
+        let _ = news.write(&[0]);
     }
 }
 
@@ -267,6 +307,28 @@ mod tests {
             second = left.try_recv();
         }
         assert_eq!(second, Ok(2));
+    }
+
+    #[test]
+    fn the_end_of_a_region_is_done_once_the_region_is_gone() {
+        let (gone, left) = channel();
+        let (begin, begun) = channel();
+        let mut registrar = Registrar::start().unwrap();
+        let waits = move || {
+            begun.recv().unwrap();
+            Err(HcaError::InvalidParameter)
+        };
+        let _ = registrar.register(asked(1, 0), Box::new(waits));
+        let end = registrar.begin_end(PdHandle(2), Region(7, gone));
+        assert!(!end.is_done() && left.try_recv().is_err());
+        begin.send(()).unwrap();
+        let mut domains = outcomes(&mut registrar);
+        while domains.len() < 2 {
+            domains.extend(registrar.take_outcomes());
+        }
+        assert_eq!(domains, [PdHandle(1), PdHandle(2)]);
+        assert!(end.is_done());
+        assert_eq!(left.try_recv(), Ok(7));
     }
 
     #[test]

@@ -494,7 +494,7 @@ impl Program {
     fn close(mut self) -> Result<()> {
         let (qps, cq, pd, region) = (self.qps, self.cq, self.pd, self.region.handle);
         let (buffer, srq, reversed) = (self.buffer, self.srq, self.reversed.handle);
-        self.shared.with(self.vf, |hca| {
+        let in_use = self.shared.with(self.vf, |hca| {
             let in_use = (hca.destroy_cq(cq).is_err(), hca.dealloc_pd(pd).is_err());
             for qp in qps {
                 hca.destroy_qp(qp)?;
@@ -503,8 +503,12 @@ impl Program {
                 hca.destroy_srq(srq)?;
             }
             hca.destroy_cq(cq)?;
-            hca.deregister_mr(reversed)?;
-            hca.deregister_mr(region)?;
+            Ok(in_use)
+        })?;
+        for region in [reversed, region] {
+            self.shared.deregister(self.vf, pd, region)?;
+        }
+        self.shared.with(self.vf, |hca| {
             hca.dealloc_pd(pd)?;
             hca.free_dma(buffer);
             let gone = hca.deregister_mr(MrHandle(region.0)).is_err();

@@ -212,6 +212,15 @@ impl Attacker {
         self.regions.extend(hca.register_mr(&spec));
     }
 
+    /// Deregisters memory. A region that is under way is the next one to be asked for again.
+    fn deregister(&mut self, hca: &mut dyn Hca, region: MrKeys) -> Result<()> {
+        match hca.deregister_mr(region.handle) {
+            Err(HcaError::Pending) => self.regions.insert(0, region),
+            ended => ended?,
+        }
+        Ok(())
+    }
+
     fn scattered(pages: &Arc<Vec<u64>>) -> MrKind<'_> {
         MrKind::Physical {
             pages,
@@ -246,7 +255,7 @@ impl Attacker {
                 ),
                 3 => {
                     if let Some(region) = self.regions.pop() {
-                        hca.deregister_mr(region.handle)?;
+                        self.deregister(hca, region)?;
                     }
                 }
                 4 if self.qps.len() < 8 => {
@@ -279,7 +288,7 @@ impl Attacker {
                     }
                     if self.regions.len() > 4 {
                         let region = self.regions.remove(0);
-                        hca.deregister_mr(region.handle)?;
+                        self.deregister(hca, region)?;
                     }
                 }
             }

@@ -7,7 +7,7 @@ use std::{fs, thread};
 
 use hca_api::{
     Adapter, AddressSpace, AddressVector, AsyncEvent, Consumer, CqHandle, Hca, HcaError, HcaEvent,
-    HostMemory, MrKeys, MrSpec, SpecialQp,
+    HostMemory, MrHandle, MrKeys, MrSpec, PdHandle, SpecialQp,
 };
 use hca_functions::Functions;
 use hca_linux::{LinuxHca, MappedFiles, OpenFiles, PORT};
@@ -210,11 +210,29 @@ impl Shared {
     /// # Errors
     /// The error of the registration; errors of [`Self::until`].
     pub fn register(&mut self, vf: VfId, spec: &MrSpec<'_>) -> Result<MrKeys> {
-        let done = AsyncEvent::RegistrationDone(spec.pd);
+        self.outcome(vf, spec.pd, |hca| hca.register_mr(spec))
+    }
+
+    /// Deregisters memory of a protection domain of a VF, and waits until it is done.
+    ///
+    /// # Errors
+    /// The error of the deregistration; errors of [`Self::until`].
+    pub fn deregister(&mut self, vf: VfId, pd: PdHandle, region: MrHandle) -> Result<()> {
+        self.outcome(vf, pd, |hca| hca.deregister_mr(region))
+    }
+
+    /// Repeats a call that can be under way, until it has an outcome.
+    fn outcome<T>(
+        &mut self,
+        vf: VfId,
+        pd: PdHandle,
+        mut call: impl FnMut(&mut dyn Hca) -> std::result::Result<T, HcaError>,
+    ) -> Result<T> {
+        let done = AsyncEvent::RegistrationDone(pd);
         loop {
             let raised = &mut self.software(vf)?.raised;
             raised.retain(|event| *event != done);
-            match self.with(vf, |hca| Ok(hca.register_mr(spec)))? {
+            match self.with(vf, |hca| Ok(call(hca)))? {
                 Err(HcaError::Pending) => self.until(|shared| {
                     let raised = &shared.software(vf)?.raised;
                     Ok(raised.contains(&done).then_some(()))

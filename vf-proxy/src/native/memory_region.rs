@@ -52,7 +52,8 @@ impl MemoryRegion {
     /// [`CompletionStatus::RemoteAccess`](hca_api::CompletionStatus::RemoteAccess).
     ///
     /// # Errors
-    /// [`HcaError::InvalidHandle`] if it is deregistered already.
+    /// [`HcaError::InvalidHandle`] if it is deregistered already. [`HcaError::Pending`]: the memory stays until the same call is `Ok`, after
+    /// [`AsyncEvent::RegistrationDone`](hca_api::AsyncEvent::RegistrationDone).
     pub fn deregister(self, hca: &mut dyn Hca) -> Result<(), HcaError> {
         hca.deregister_mr(self.keys.handle)?;
         hca.free_dma(self.memory);

@@ -28,8 +28,8 @@ impl VfPort {
     /// Deregisters a region of this port and frees its memory.
     ///
     /// # Errors
-    /// [`VfPortError::NoRegion`] if it is deregistered already, and [`HcaError::InUse`](hca_api::HcaError::InUse) while windows are
-    /// bound to it.
+    /// [`VfPortError::NoRegion`] if it is deregistered already, [`HcaError::InUse`](hca_api::HcaError::InUse) while windows are
+    /// bound to it, and [`HcaError::Pending`](hca_api::HcaError::Pending) as [`MemoryRegion::deregister`].
     pub fn dereg_mr(&mut self, hca: &mut dyn Hca, region: MemoryRegion) -> Result<(), VfPortError> {
         let regions = &mut self.connections.regions;
         if regions.get(&region.handle()) != Some(&region) {

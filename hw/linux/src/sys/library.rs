@@ -31,6 +31,19 @@ macro_rules! functions {
         }
 
         impl Library {
+            /// Returns functions of which none may be called.
+            #[cfg(test)]
+            pub(super) const fn of_tests() -> Self {
+                Self {
+                    $($name: {
+                        extern "C" fn uncalled($(_: $argument),*) -> $result {
+                            unreachable!()
+                        }
+                        uncalled
+                    },)*
+                }
+            }
+
             fn load() -> Result<Self, MissingLibrary> {
                 // SAFETY: the name ends with a zero byte, and the library's constructors do nothing but set it up.
                 let library = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW) };

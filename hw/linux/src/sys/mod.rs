@@ -8,6 +8,8 @@
 )]
 
 pub(crate) mod abi;
+#[cfg(test)]
+mod fake;
 mod library;
 mod mapping;
 mod queues;
