@@ -12,7 +12,7 @@ use crate::shared_receives::SharedReceives;
 use crate::sys::abi::DeviceAttr;
 use crate::sys::{AddressHandle, Device, ProtectionDomain};
 
-/// Files besides the ones of umad: of completions, of asynchronous events, and of the thread for large regions.
+/// Files besides the ones of umad: of completions, of asynchronous events, and of the thread for calls that take long.
 pub(crate) const EVENT_FILES: usize = 3;
 
 /// Address handles that are kept for later datagrams.

@@ -28,8 +28,8 @@ use crate::local_sa::LocalSa;
 use crate::mapped::MappedFiles;
 use crate::memory::{self, HostMemoryOf, HostRegion, Memory, Objects};
 use crate::queue::{CompletionQueue, Raised};
-use crate::registrar::Registrar;
 use crate::umad::{FILES, PortFiles, Umad, UmadCounters};
+use crate::worker::Worker;
 
 /// Link layer of RoCE ports in sysfs.
 pub(crate) const ETHERNET: &str = "Ethernet";
@@ -142,17 +142,12 @@ impl<F: PortFiles> LinuxHca<F> {
     }
 
     /// Adds data, of a device whose regions are of these files. To be called before there are objects.
-    pub(crate) fn set_data(
-        &mut self,
-        data: Data,
-        files: MappedFiles,
-        registrar: Registrar<HostRegion>,
-    ) {
+    pub(crate) fn set_data(&mut self, data: Data, files: MappedFiles, worker: Worker<HostRegion>) {
         let device = data.device.clone();
         self.memory.set_host(HostMemoryOf {
             device,
             files,
-            registrar,
+            worker,
         });
         self.data = Some(data);
         self.look_at_link();

@@ -28,11 +28,11 @@ mod open;
 mod outstanding;
 mod pair;
 mod queue;
-mod registrar;
 mod shared_receives;
 mod sys;
 mod transactions;
 mod umad;
+mod worker;
 
 pub use attributes::PORT;
 pub use error::OpenError;

@@ -11,8 +11,8 @@ use hca_api::{
 
 use crate::attributes::{access_flags, refused};
 use crate::mapped::{Charge, MappedFiles};
-use crate::registrar::{RegionEnd, Registrar, Registration, Source, is_large};
-use crate::sys::{Device, MemoryRegion, Piece, ProtectionDomain, RegionMemory};
+use crate::sys::{Device, MemoryRegion, Piece, ProtectionDomain, QueuePair, RegionMemory};
+use crate::worker::{RegionEnd, Registration, Source, Worker, is_large};
 
 /// Objects of each kind that the function may have.
 pub(crate) const MAX_OBJECTS: usize = 1 << 16;
@@ -134,7 +134,7 @@ enum Place<'a> {
 pub(crate) struct HostMemoryOf {
     pub(crate) device: Arc<Device>,
     pub(crate) files: MappedFiles,
-    pub(crate) registrar: Registrar<HostRegion>,
+    pub(crate) worker: Worker<HostRegion>,
 }
 
 impl HostMemoryOf {
@@ -142,13 +142,11 @@ impl HostMemoryOf {
     /// files.
     fn register(
         &mut self,
-        domain: &ProtectionDomain,
+        domain: &Arc<ProtectionDomain>,
         asked: Registration,
         runs: &[FileRun],
     ) -> Result<Option<HostRegion>, HcaError> {
-        let Self {
-            files, registrar, ..
-        } = self;
+        let Self { files, worker, .. } = self;
         let piece = |run: &FileRun| {
             let len = usize::try_from(run.len).ok()?;
             Some((files.get(run.file)?, run.offset, len))
@@ -159,7 +157,7 @@ impl HostMemoryOf {
         };
         let charge = files.charge(runs);
         let charge = charge.ok_or(HcaError::InsufficientResources)?;
-        let (domain, rights) = (domain.for_region(), access_flags(asked.access));
+        let (domain, rights) = (domain.clone(), access_flags(asked.access));
         let iova = asked.iova;
         let job = move || {
             let memory = RegionMemory::new(&pieces).map_err(|error| refused(&error))?;
@@ -172,7 +170,7 @@ impl HostMemoryOf {
             })
         };
         match is_large(runs) {
-            true => registrar.register(asked, Box::new(job)).map(Some),
+            true => worker.register(asked, Box::new(job)).map(Some),
             false => job().map(Some),
         }
     }
@@ -244,12 +242,12 @@ impl Memory {
 
     pub(crate) fn remove_pd(&mut self, pd: PdHandle) -> Result<(), HcaError> {
         let domain = self.pds.get(pd.0)?.as_ref();
-        let has_objects = domain.is_some_and(|domain| Arc::strong_count(domain) != 1);
+        let has_objects = domain.is_some_and(|domain| !domain.users.is_empty());
         if has_objects || self.regions.values().any(|region| region.pd == pd) {
             return Err(HcaError::InUse);
         }
         if let Some(host) = &mut self.host {
-            host.registrar.forget(pd);
+            host.worker.forget(pd);
         }
         self.pds.remove(pd.0).map(drop)
     }
@@ -336,7 +334,7 @@ impl Memory {
         let outcome = self
             .host
             .as_mut()
-            .and_then(|host| host.registrar.outcome(&asked));
+            .and_then(|host| host.worker.outcome(&asked));
         if let Some(outcome) = outcome {
             return Ok((Some(outcome?), true));
         }
@@ -402,11 +400,11 @@ impl Memory {
                 self.by_key.remove(&of_host.region.keys().0);
                 if !(region.is_large && region.is_remote) {
                     if region.is_large {
-                        host.registrar.deregister(of_host);
+                        host.worker.deregister(of_host);
                     }
                     return Ok(());
                 }
-                host.registrar.begin_end(region.pd, of_host)
+                host.worker.begin_end(region.pd, of_host)
             }
             (Bytes::Leaving(end), _) => end,
             _ => return Ok(()),
@@ -419,15 +417,22 @@ impl Memory {
         Err(HcaError::Pending)
     }
 
+    /// Destroys a queue pair that no peer reaches, later than the call.
+    pub(crate) fn destroy(&self, pair: QueuePair) {
+        if let Some(host) = &self.host {
+            host.worker.destroy(pair);
+        }
+    }
+
     /// Returns the file that can be read when [`Self::take_outcomes`] has something.
     pub(crate) fn news(&self) -> Option<BorrowedFd<'_>> {
-        self.host.as_ref().map(|host| host.registrar.news())
+        self.host.as_ref().map(|host| host.worker.news())
     }
 
     /// Takes outcomes of registrations and deregistrations that were under way. Returns their protection domains.
     pub(crate) fn take_outcomes(&mut self) -> Vec<PdHandle> {
         let host = self.host.as_mut();
-        let mut domains = host.map_or_else(Vec::new, |host| host.registrar.take_outcomes());
+        let mut domains = host.map_or_else(Vec::new, |host| host.worker.take_outcomes());
         // The region may have been found gone before, and its domain been destroyed.
         domains.retain(|pd| self.pds.get(pd.0).is_ok());
         domains

@@ -19,9 +19,9 @@ use crate::error::OpenError;
 use crate::files::OpenFiles;
 use crate::hca::{ETHERNET, LinuxHca, LinuxHcaConfig};
 use crate::mapped::MappedFiles;
-use crate::registrar::Registrar;
 use crate::sys::{self, Device};
 use crate::umad::{FILES, UNSOLICITED};
+use crate::worker::Worker;
 
 /// Link layer of InfiniBand ports in sysfs.
 const INFINIBAND: &str = "InfiniBand";
@@ -116,12 +116,12 @@ impl LinuxHca<OpenFiles> {
         let opened = opened.map_err(kernel)?;
         let opened = opened.ok_or_else(|| OpenError::NoVerbs(device.to_owned()))?;
         let attributes = opened.attributes().map_err(kernel)?;
-        let registrar = Registrar::start().map_err(|why| OpenError::Kernel {
-            what: "no thread can be started for large regions".to_owned(),
+        let worker = Worker::start().map_err(|why| OpenError::Kernel {
+            what: "no thread can be started for calls that take long".to_owned(),
             why,
         })?;
         let data = Data::new(Arc::new(opened), attributes, port);
-        self.set_data(data, files, registrar);
+        self.set_data(data, files, worker);
         Ok(())
     }
 }

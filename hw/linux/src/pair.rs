@@ -20,7 +20,7 @@ use crate::gsi::{MAX_SGE, MAX_WR};
 use crate::outstanding::Outstanding;
 use crate::shared_receives::Received;
 use crate::sys::abi::{self, WC_RECV_RDMA_WITH_IMM, Wc, opcode, send_flags};
-use crate::sys::{self, AddressHandle, Parts, QueuePair, Remote};
+use crate::sys::{self, AddressHandle, Parts, QueuePair, Remote, User};
 
 /// A send that the host has.
 #[derive(Debug)]
@@ -37,6 +37,7 @@ struct Sent {
 #[derive(Debug)]
 pub(crate) struct Pair {
     qp: QueuePair,
+    _users: Vec<User>,
     handle: QpHandle,
     kind: QpKind,
     pub(crate) pd: PdHandle,
@@ -94,10 +95,12 @@ impl Pair {
             return Err(HcaError::InvalidParameter);
         }
         let sizes = (host_caps(asked), spec.signal_all);
+        let users = parts.users();
         let made = QueuePair::new(parts, number, sizes, handle.0);
         let (qp, given) = made.map_err(|error| refused(&error))?;
         Ok(Self {
             qp,
+            _users: users,
             handle,
             kind: spec.kind,
             pd: spec.pd,
@@ -139,6 +142,23 @@ impl Pair {
             self.received.take();
         }
         Ok(())
+    }
+
+    /// Brings the queue pair of the host out of its peers' reach: none of them reaches memory by it from now on. Returns `false` if the host
+    /// refuses it.
+    pub(crate) fn stop(&self) -> bool {
+        let reset = QpModify {
+            state: Some(QpState::Reset),
+            ..QpModify::default()
+        };
+        let change = host_change(0, &reset);
+        let modify = |(attributes, mask)| self.qp.modify(attributes, mask).is_ok();
+        self.state == QpState::Reset || change.is_ok_and(modify)
+    }
+
+    /// Returns the queue pair of the host, for its end. Its parts are no longer in use.
+    pub(crate) fn into_host(self) -> QueuePair {
+        self.qp
     }
 
     pub(crate) fn query(&self) -> Result<QpAttributes, HcaError> {

@@ -6,8 +6,8 @@ use hca_api::{HcaError, PdHandle, ReceiveMode, RecvRequest, Sge, SrqAttributes, 
 
 use crate::attributes::{refused, refused_request};
 use crate::gsi::{MAX_SGE, MAX_WR};
-use crate::sys::SharedQueue;
 use crate::sys::abi::{self, SrqAttr, srq_mask};
+use crate::sys::{SharedQueue, User};
 
 /// A receive that the host has.
 #[derive(Debug)]
@@ -21,6 +21,7 @@ pub(crate) struct Received {
 #[derive(Debug)]
 pub(crate) struct SharedReceives {
     pub(crate) host: Arc<SharedQueue>,
+    _user: User,
     pub(crate) pd: PdHandle,
     max_sge: u32,
     max_wr: u32,
@@ -47,6 +48,7 @@ impl SharedReceives {
         };
         let host = make(attr).map_err(|error| refused(&error))?;
         let mut queue = Self {
+            _user: host.user_of_domain(),
             host: Arc::new(host),
             pd: spec.pd,
             max_sge: spec.max_sge,

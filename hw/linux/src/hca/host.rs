@@ -116,7 +116,7 @@ impl<F: PortFiles> LinuxHca<F> {
         data.srqs.get_mut(srq.0)
     }
 
-    /// Destroys a queue pair of the host. Requests that are not complete are flushed.
+    /// Destroys a queue pair of the host, whose end the thread waits for. Requests that are not complete are flushed.
     pub(super) fn destroy_pair(&mut self, qp: QpHandle) -> Result<(), HcaError> {
         let pair = self.data()?.pair_mut(qp)?;
         if !pair.groups.is_empty() {
@@ -129,8 +129,13 @@ impl<F: PortFiles> LinuxHca<F> {
         let data = self.data()?;
         if let Some(mut pair) = data.pairs.remove(&qp) {
             data.numbers.remove(&pair.number().get());
+            let is_stopped = pair.stop();
             for (cq, end) in pair.flush() {
                 self.complete(cq, end);
+            }
+            // A queue pair that the host does not stop ends here: peers reach memory by it until then.
+            if is_stopped {
+                self.memory.destroy(pair.into_host());
             }
         }
         Ok(())
@@ -281,7 +286,18 @@ impl<F: PortFiles> LinuxHca<F> {
     /// Takes an asynchronous event of a type of `enum ibv_event_type`.
     fn take_event(&mut self, raised: RaisedEvent) {
         let qp = QpHandle(raised.object);
-        let port = self.data.as_ref().map(|data| data.port.into());
+        let data = self.data.as_ref();
+        let port = data.map(|data| data.port.into());
+        let has_handle = match raised.kind {
+            0 => self.queues.get(raised.object).is_ok(),
+            1..=7 | 16 => self.pair(qp).is_some(),
+            14 | 15 => data.is_some_and(|data| data.srqs.get(raised.object).is_ok()),
+            _ => true,
+        };
+        if !has_handle {
+            // The object waits for its end in the thread.
+            return;
+        }
         let event = match raised.kind {
             0 => AsyncEvent::CqError(CqHandle(raised.object)),
             1 => AsyncEvent::QpFatal(qp),
@@ -309,3 +325,6 @@ impl<F: PortFiles> LinuxHca<F> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,7 +16,7 @@ use crate::umad::UNSOLICITED;
 
 const NOW: Instant = Instant::ZERO;
 
-fn hca() -> LinuxHca<FakeFiles> {
+pub(super) fn hca() -> LinuxHca<FakeFiles> {
     hca_on(FakeFiles::default())
 }
 
@@ -132,7 +132,7 @@ fn ready(hca: &mut LinuxHca<FakeFiles>) -> (QpHandle, Sge, CqHandle) {
     (qp, all, cq)
 }
 
-fn spec(pd: PdHandle, cq: CqHandle, kind: QpKind) -> QpSpec {
+pub(super) fn spec(pd: PdHandle, cq: CqHandle, kind: QpKind) -> QpSpec {
     QpSpec {
         kind,
         pd,
@@ -153,7 +153,7 @@ fn spec(pd: PdHandle, cq: CqHandle, kind: QpKind) -> QpSpec {
     }
 }
 
-fn to_state(state: QpState) -> QpModify {
+pub(super) fn to_state(state: QpState) -> QpModify {
     QpModify {
         state: Some(state),
         ..QpModify::default()

@@ -1,7 +1,5 @@
 //! The verbs.
 
-use std::sync::Arc;
-
 use hca_api::{
     AddressVector, ArmKind, AvHandle, Completion, CompletionOp, CqHandle, DeviceAttributes,
     DeviceCaps, DmaBuffer, DmaFault, FunctionAttributes, FunctionId, Hca, HcaError, HcaEvent,
@@ -191,7 +189,7 @@ impl<F: PortFiles> Hca for LinuxHca<F> {
     fn destroy_cq(&mut self, cq: CqHandle) -> Result<(), HcaError> {
         let uses = |gsi: &Gsi| gsi.send_cq == cq || gsi.recv_cq == cq;
         let host = self.queues.get(cq.0)?.host.as_ref();
-        let has_pairs = host.is_some_and(|host| Arc::strong_count(host) != 1);
+        let has_pairs = host.is_some_and(|host| !host.users.is_empty());
         if has_pairs || self.gsi.as_ref().is_some_and(uses) {
             return Err(HcaError::InUse);
         }
@@ -234,8 +232,7 @@ impl<F: PortFiles> Hca for LinuxHca<F> {
     }
 
     fn destroy_srq(&mut self, srq: SrqHandle) -> Result<(), HcaError> {
-        let has_pairs = Arc::strong_count(&self.shared(srq)?.host) != 1;
-        if has_pairs {
+        if !self.shared(srq)?.host.users.is_empty() {
             return Err(HcaError::InUse);
         }
         self.data()?.srqs.remove(srq.0).map(drop)

@@ -14,7 +14,7 @@ fn mapped() -> (Memory, PdHandle, u64) {
     memory.set_host(HostMemoryOf {
         device: Arc::new(Device::fake()),
         files,
-        registrar: Registrar::start().unwrap(),
+        worker: Worker::start().unwrap(),
     });
     let pd = memory.add_pd().unwrap();
     (memory, pd, addr)
@@ -65,8 +65,8 @@ fn a_large_region_that_peers_reach_is_gone_once_its_deregistration_is_ok() {
         begun.recv().unwrap();
         Err(HcaError::InvalidParameter)
     });
-    let registrar = &mut memory.host.as_mut().unwrap().registrar;
-    let _ = registrar.register(asked, waits);
+    let worker = &mut memory.host.as_mut().unwrap().worker;
+    let _ = worker.register(asked, waits);
     memory.deregister(local.handle).unwrap();
     for _ in 0..2 {
         let pending = memory.deregister(remote.handle);

@@ -19,6 +19,8 @@ mod umad;
 
 pub(crate) use mapping::{Mapping, Piece, RegionMemory};
 pub(crate) use queues::{CompletionQueue, Parts, QueuePair, Remote, Request};
-pub(crate) use resources::{AddressHandle, Device, MemoryRegion, ProtectionDomain, RaisedEvent};
+pub(crate) use resources::{
+    AddressHandle, Device, MemoryRegion, ProtectionDomain, RaisedEvent, User,
+};
 pub(crate) use shared_receives::SharedQueue;
 pub(crate) use umad::register;

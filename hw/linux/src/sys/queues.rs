@@ -8,7 +8,9 @@ use super::abi::{
     Atomic, Cq, Qp, QpAttr, QpCap, QpInitAttr, Rdma, RecvWr, RemoteWr, SendWr, Sge, Ud, Wc,
     attr_mask, opcode, send_flags,
 };
-use super::resources::{AddressHandle, Device, ProtectionDomain, count, done, made, unsupported};
+use super::resources::{
+    AddressHandle, Device, ProtectionDomain, User, Users, count, done, made, unsupported,
+};
 use super::shared_receives::SharedQueue;
 
 /// A completion queue.
@@ -16,6 +18,7 @@ use super::shared_receives::SharedQueue;
 pub(crate) struct CompletionQueue {
     cq: NonNull<Cq>,
     device: Arc<Device>,
+    pub(crate) users: Users,
 }
 
 // SAFETY: as for the device.
@@ -34,6 +37,7 @@ impl CompletionQueue {
         Ok(Self {
             cq,
             device: device.clone(),
+            users: Users::default(),
         })
     }
 
@@ -65,7 +69,8 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: queue pairs keep their queues, so none uses it; its events are acknowledged when they are taken.
+        // SAFETY: queue pairs keep their queues, so none uses it. The library waits until events that were taken are acknowledged, and
+        // the device does both in one call.
         unsafe { (self.device.library.ibv_destroy_cq)(self.cq.as_ptr()) };
     }
 }
@@ -106,6 +111,16 @@ pub(crate) struct Parts {
     pub(crate) send_cq: Arc<CompletionQueue>,
     pub(crate) recv_cq: Arc<CompletionQueue>,
     pub(crate) srq: Option<Arc<SharedQueue>>,
+}
+
+impl Parts {
+    /// Returns a user of each part.
+    pub(crate) fn users(&self) -> Vec<User> {
+        let queues = [&self.send_cq.users, &self.recv_cq.users];
+        let srq = self.srq.as_ref().map(|srq| &srq.users);
+        let all = queues.into_iter().chain(srq).chain([&self.pd.users]);
+        all.map(Users::add).collect()
+    }
 }
 
 /// A queue pair.
@@ -287,7 +302,7 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // SAFETY: it is destroyed once.
+        // SAFETY: it is destroyed once. The library waits for events as it does for completion queues.
         unsafe { (self.device().library.ibv_destroy_qp)(self.qp.as_ptr()) };
     }
 }

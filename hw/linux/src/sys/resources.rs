@@ -197,56 +197,60 @@ impl Drop for Device {
     }
 }
 
-/// A protection domain. Its queue pairs, shared receive queues and address handles have the references to it; regions keep its
-/// host's part alone, since a thread drops them.
+/// The users of an object: queue pairs and shared receive queues that have handles. A queue pair that waits for its end
+/// keeps the object alive, and does not count.
+#[derive(Debug, Default)]
+pub(crate) struct Users(Arc<()>);
+
+/// A user of an object.
+#[derive(Debug)]
+pub(crate) struct User {
+    _counted: Arc<()>,
+}
+
+impl Users {
+    pub(crate) fn add(&self) -> User {
+        User {
+            _counted: self.0.clone(),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        Arc::strong_count(&self.0) == 1
+    }
+}
+
+/// A protection domain.
 #[derive(Debug)]
 pub(crate) struct ProtectionDomain {
-    host: Arc<HostDomain>,
-    pub(super) device: Arc<Device>,
-}
-
-/// A protection domain of the host.
-#[derive(Debug)]
-struct HostDomain {
     pd: NonNull<Opaque>,
-    device: Arc<Device>,
+    pub(super) device: Arc<Device>,
+    pub(crate) users: Users,
 }
 
 // SAFETY: as for the device.
-unsafe impl Send for HostDomain {}
+unsafe impl Send for ProtectionDomain {}
 // SAFETY: as for the device.
-unsafe impl Sync for HostDomain {}
+unsafe impl Sync for ProtectionDomain {}
 
 impl ProtectionDomain {
     pub(crate) fn new(device: &Arc<Device>) -> io::Result<Self> {
         // SAFETY: the device is open.
         let pd = made(unsafe { (device.library.ibv_alloc_pd)(device.context.as_ptr()) })?;
-        let host = HostDomain {
+        Ok(Self {
             pd,
             device: device.clone(),
-        };
-        Ok(Self {
-            host: Arc::new(host),
-            device: device.clone(),
+            users: Users::default(),
         })
     }
 
     /// Returns the pointer of the library.
     pub(super) fn as_ptr(&self) -> *mut Opaque {
-        self.host.pd.as_ptr()
-    }
-
-    /// Returns the domain for a region in it: a reference that does not count as a use.
-    pub(crate) fn for_region(&self) -> RegionDomain {
-        RegionDomain(self.host.clone())
+        self.pd.as_ptr()
     }
 }
 
-/// A protection domain as regions keep it.
-#[derive(Clone, Debug)]
-pub(crate) struct RegionDomain(Arc<HostDomain>);
-
-impl Drop for HostDomain {
+impl Drop for ProtectionDomain {
     fn drop(&mut self) {
         // SAFETY: every object in it keeps it, so there are none left.
         unsafe { (self.device.library.ibv_dealloc_pd)(self.pd.as_ptr()) };
@@ -285,7 +289,7 @@ impl Drop for AddressHandle {
 #[derive(Debug)]
 pub(crate) struct MemoryRegion {
     mr: NonNull<Mr>,
-    pd: RegionDomain,
+    pd: Arc<ProtectionDomain>,
     /// It stays mapped for good if the region cannot be deregistered.
     pub(crate) memory: ManuallyDrop<RegionMemory>,
 }
@@ -298,15 +302,15 @@ unsafe impl Sync for MemoryRegion {}
 impl MemoryRegion {
     /// Registers the first bytes of memory under the address `iova`. The rights are bits of `enum ibv_access_flags`.
     pub(crate) fn new(
-        pd: RegionDomain,
+        pd: Arc<ProtectionDomain>,
         (memory, len): (RegionMemory, usize),
         (iova, access): (u64, i32),
     ) -> io::Result<Self> {
         let place = memory.at(0, len);
         let place = place.ok_or(io::ErrorKind::InvalidInput)?;
-        let (library, addr) = (pd.0.device.library, place.place.as_ptr().cast());
+        let (library, addr) = (pd.device.library, place.place.as_ptr().cast());
         // SAFETY: the bytes stay mapped as long as the region is there, and are never referenced.
-        let mr = unsafe { (library.ibv_reg_mr_iova)(pd.0.pd.as_ptr(), addr, len, iova, access) };
+        let mr = unsafe { (library.ibv_reg_mr_iova)(pd.as_ptr(), addr, len, iova, access) };
         Ok(Self {
             mr: made(mr)?,
             pd,
@@ -325,7 +329,7 @@ impl MemoryRegion {
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
         // SAFETY: it is destroyed once.
-        let failed = unsafe { (self.pd.0.device.library.ibv_dereg_mr)(self.mr.as_ptr()) };
+        let failed = unsafe { (self.pd.device.library.ibv_dereg_mr)(self.mr.as_ptr()) };
         if failed == 0 {
             // SAFETY: it is dropped once, and the adapter does not reach it any more.
             unsafe { ManuallyDrop::drop(&mut self.memory) };

@@ -5,13 +5,14 @@ use std::ptr::{NonNull, null_mut, without_provenance_mut};
 use std::sync::Arc;
 
 use super::abi::{RecvWr, Sge, Srq, SrqAttr, SrqInitAttr};
-use super::resources::{ProtectionDomain, count, done, made, unsupported};
+use super::resources::{ProtectionDomain, User, Users, count, done, made, unsupported};
 
 /// A shared receive queue.
 #[derive(Debug)]
 pub(crate) struct SharedQueue {
     pub(super) srq: NonNull<Srq>,
     pd: Arc<ProtectionDomain>,
+    pub(crate) users: Users,
 }
 
 // SAFETY: as for the device.
@@ -32,7 +33,13 @@ impl SharedQueue {
         Ok(Self {
             srq,
             pd: pd.clone(),
+            users: Users::default(),
         })
+    }
+
+    /// Returns a user of the protection domain.
+    pub(crate) fn user_of_domain(&self) -> User {
+        self.pd.users.add()
     }
 
     /// Changes the attributes of a mask of `enum ibv_srq_attr_mask`.

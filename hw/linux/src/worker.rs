@@ -1,4 +1,5 @@
-//! Large regions: a thread registers and deregisters them, since the kernel pins or gives back each of their pages meanwhile.
+//! Calls of the kernel that take long, in a thread: registrations and deregistrations of large regions, of which each page is pinned or given
+//! back, and ends of queue pairs.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -18,6 +19,9 @@ const FEW_BYTES: u64 = 4 << 20;
 
 /// Registrations of a protection domain that are under way, or whose outcome was not asked for.
 const MAX_PENDING: usize = 16;
+
+/// Queue pairs that wait for their end at most, since no quota counts them.
+const MAX_ENDING_PAIRS: usize = 1024;
 
 /// Returns `true` for a region that the thread is to register.
 pub(crate) fn is_large(runs: &[FileRun]) -> bool {
@@ -53,8 +57,8 @@ pub(crate) type Job<R> = Box<dyn FnOnce() -> Outcome<R> + Send>;
 
 enum Order<R> {
     Register(u64, Job<R>),
-    /// With the end that waits for it, and the protection domain.
-    Deregister(R, Option<(Arc<()>, PdHandle)>),
+    /// Ends an object by its drop. If it is a region whose end is asked for again, its protection domain comes with it.
+    Drop(Box<dyn Send>, Option<PdHandle>),
 }
 
 /// Work that the thread has done.
@@ -76,18 +80,21 @@ impl RegionEnd {
     }
 }
 
-/// The thread, and the registrations for which it was asked. It ends with this value, once it has done everything.
+/// The thread, and the registrations for which it was asked. It takes its work in the order in which it was asked, and ends with this value,
+/// once it has done everything.
 #[derive(Debug)]
-pub(crate) struct Registrar<R> {
+pub(crate) struct Worker<R> {
     orders: Sender<Order<R>>,
     done: Receiver<Done<R>>,
     /// Can be read when there are outcomes.
     news: UnixStream,
     pending: BTreeMap<u64, (Registration, Option<Outcome<R>>)>,
     next: u64,
+    /// Has a clone with each queue pair that waits for its end.
+    ending_pairs: Arc<()>,
 }
 
-impl<R: Send + 'static> Registrar<R> {
+impl<R: Send + 'static> Worker<R> {
     /// Starts the thread.
     pub(crate) fn start() -> io::Result<Self> {
         let (news, teller) = UnixStream::pair()?;
@@ -96,7 +103,7 @@ impl<R: Send + 'static> Registrar<R> {
         }
         let (orders, taken) = channel();
         let (finished, done) = channel();
-        let thread = thread::Builder::new().name("registrar".to_owned());
+        let thread = thread::Builder::new().name("verbs".to_owned());
         thread.spawn(move || work(&taken, &finished, teller))?;
         Ok(Self {
             orders,
@@ -104,6 +111,7 @@ impl<R: Send + 'static> Registrar<R> {
             news,
             pending: BTreeMap::new(),
             next: 0,
+            ending_pairs: Arc::default(),
         })
     }
 
@@ -144,16 +152,28 @@ impl<R: Send + 'static> Registrar<R> {
 
     /// Deregisters a region.
     pub(crate) fn deregister(&self, region: R) {
-        // Without the thread it is dropped here.
-        let _ = self.orders.send(Order::Deregister(region, None));
+        self.drop_later(region, None);
     }
 
     /// Deregisters a region of a protection domain, which [`Self::take_outcomes`] returns once the region is gone.
     pub(crate) fn begin_end(&self, pd: PdHandle, region: R) -> RegionEnd {
         let end = Arc::new(());
         let watched = RegionEnd(Arc::downgrade(&end));
-        let _ = self.orders.send(Order::Deregister(region, Some((end, pd))));
+        // The end is done once it is dropped, behind the region.
+        self.drop_later((region, end), Some(pd));
         watched
+    }
+
+    /// Destroys a queue pair: in the thread, unless too many wait there.
+    pub(crate) fn destroy(&self, pair: impl Send + 'static) {
+        if Arc::strong_count(&self.ending_pairs) <= MAX_ENDING_PAIRS {
+            self.drop_later((pair, self.ending_pairs.clone()), None);
+        }
+    }
+
+    fn drop_later(&self, object: impl Send + 'static, pd: Option<PdHandle>) {
+        // Without the thread it is dropped here.
+        let _ = self.orders.send(Order::Drop(Box::new(object), pd));
     }
 
     /// Takes outcomes. Returns the protection domains of their registrations and deregistrations.
@@ -206,18 +226,16 @@ impl<R: Send + 'static> Registrar<R> {
     }
 }
 
-/// Carries orders out until the registrar is dropped.
+/// Carries orders out until the worker is dropped.
 fn work<R>(orders: &Receiver<Order<R>>, done: &Sender<Done<R>>, mut news: UnixStream) {
     for order in orders {
         let outcome = match order {
             Order::Register(ticket, job) => Done::Registered(ticket, job()),
-            Order::Deregister(region, end) => {
-                drop(region);
-                let Some((end, pd)) = end else {
+            Order::Drop(object, pd) => {
+                drop(object);
+                let Some(pd) = pd else {
                     continue;
                 };
-                // The caller that hears of it finds it done.
-                drop(end);
                 Done::Deregistered(pd)
             }
         };
@@ -254,9 +272,9 @@ mod tests {
     }
 
     /// Waits for outcomes as a caller does that polls the file.
-    fn outcomes(registrar: &mut Registrar<Region>) -> Vec<PdHandle> {
+    fn outcomes(worker: &mut Worker<Region>) -> Vec<PdHandle> {
         loop {
-            let domains = registrar.take_outcomes();
+            let domains = worker.take_outcomes();
             if !domains.is_empty() {
                 return domains;
             }
@@ -267,21 +285,21 @@ mod tests {
     #[test]
     fn the_outcome_of_a_registration_is_for_the_one_that_asks_again() {
         let (gone, left) = channel();
-        let mut registrar = Registrar::start().unwrap();
+        let mut worker = Worker::start().unwrap();
         let [one, two] = [asked(1, 0), asked(1, 4096)];
-        assert!(registrar.outcome(&one).is_none());
+        assert!(worker.outcome(&one).is_none());
         let region = Region(7, gone);
-        let pending = registrar.register(one.clone(), Box::new(|| Ok(region)));
+        let pending = worker.register(one.clone(), Box::new(|| Ok(region)));
         assert_eq!(pending.unwrap_err(), HcaError::Pending);
-        assert_eq!(outcomes(&mut registrar), [PdHandle(1)]);
+        assert_eq!(outcomes(&mut worker), [PdHandle(1)]);
         let failed = Box::new(|| Err(HcaError::InsufficientResources));
-        let _ = registrar.register(two.clone(), failed);
-        outcomes(&mut registrar);
-        let refused = registrar.outcome(&two).map(Result::unwrap_err);
+        let _ = worker.register(two.clone(), failed);
+        outcomes(&mut worker);
+        let refused = worker.outcome(&two).map(Result::unwrap_err);
         assert_eq!(refused, Some(HcaError::InsufficientResources));
-        let region = registrar.outcome(&one).unwrap().unwrap();
-        assert!(registrar.outcome(&one).is_none(), "it is asked for anew");
-        registrar.deregister(region);
+        let region = worker.outcome(&one).unwrap().unwrap();
+        assert!(worker.outcome(&one).is_none(), "it is asked for anew");
+        worker.deregister(region);
         assert_eq!(left.recv(), Ok(7));
     }
 
@@ -289,21 +307,21 @@ mod tests {
     fn outcomes_of_a_domain_that_is_gone_are_taken_back() {
         let (gone, left) = channel();
         let (begin, begun) = channel();
-        let mut registrar = Registrar::start().unwrap();
+        let mut worker = Worker::start().unwrap();
         let [early, late] = [Region(1, gone.clone()), Region(2, gone)];
-        let _ = registrar.register(asked(1, 1), Box::new(|| Ok(early)));
-        outcomes(&mut registrar);
+        let _ = worker.register(asked(1, 1), Box::new(|| Ok(early)));
+        outcomes(&mut worker);
         let waits = move || {
             begun.recv().unwrap();
             Ok(late)
         };
-        let _ = registrar.register(asked(1, 2), Box::new(waits));
-        registrar.forget(PdHandle(1));
+        let _ = worker.register(asked(1, 2), Box::new(waits));
+        worker.forget(PdHandle(1));
         begin.send(()).unwrap();
         assert_eq!(left.recv(), Ok(1));
         let mut second = left.try_recv();
         while second.is_err() {
-            assert_eq!(registrar.take_outcomes(), []);
+            assert_eq!(worker.take_outcomes(), []);
             second = left.try_recv();
         }
         assert_eq!(second, Ok(2));
@@ -313,18 +331,18 @@ mod tests {
     fn the_end_of_a_region_is_done_once_the_region_is_gone() {
         let (gone, left) = channel();
         let (begin, begun) = channel();
-        let mut registrar = Registrar::start().unwrap();
+        let mut worker = Worker::start().unwrap();
         let waits = move || {
             begun.recv().unwrap();
             Err(HcaError::InvalidParameter)
         };
-        let _ = registrar.register(asked(1, 0), Box::new(waits));
-        let end = registrar.begin_end(PdHandle(2), Region(7, gone));
+        let _ = worker.register(asked(1, 0), Box::new(waits));
+        let end = worker.begin_end(PdHandle(2), Region(7, gone));
         assert!(!end.is_done() && left.try_recv().is_err());
         begin.send(()).unwrap();
-        let mut domains = outcomes(&mut registrar);
+        let mut domains = outcomes(&mut worker);
         while domains.len() < 2 {
-            domains.extend(registrar.take_outcomes());
+            domains.extend(worker.take_outcomes());
         }
         assert_eq!(domains, [PdHandle(1), PdHandle(2)]);
         assert!(end.is_done());
@@ -332,11 +350,33 @@ mod tests {
     }
 
     #[test]
+    fn a_queue_pair_beyond_the_bound_is_destroyed_at_once() {
+        let (gone, left) = channel();
+        let (begin, begun) = channel();
+        let mut worker = Worker::<Region>::start().unwrap();
+        let waits = move || {
+            begun.recv().unwrap();
+            Err(HcaError::InvalidParameter)
+        };
+        let _ = worker.register(asked(1, 0), Box::new(waits));
+        let last = u32::try_from(MAX_ENDING_PAIRS).unwrap();
+        for number in 0..=last {
+            worker.destroy(Region(number, gone.clone()));
+        }
+        assert_eq!(left.try_recv(), Ok(last));
+        assert!(left.try_recv().is_err());
+        begin.send(()).unwrap();
+        drop(gone);
+        let ended: Vec<u32> = left.iter().take(MAX_ENDING_PAIRS).collect();
+        assert!(ended.into_iter().eq(0..last));
+    }
+
+    #[test]
     fn a_domain_has_few_registrations_under_way() {
-        let mut registrar = Registrar::<Region>::start().unwrap();
+        let mut worker = Worker::<Region>::start().unwrap();
         let mut ask = |pd, iova| {
             let refused = Box::new(|| Err(HcaError::InvalidParameter));
-            registrar.register(asked(pd, iova), refused).unwrap_err()
+            worker.register(asked(pd, iova), refused).unwrap_err()
         };
         for iova in 0..MAX_PENDING as u64 {
             assert_eq!(ask(1, iova), HcaError::Pending);
