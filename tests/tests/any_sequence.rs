@@ -26,6 +26,11 @@ fn check(target: &str, cases: u32, longest: usize) {
 }
 
 #[test]
+fn each_address_that_is_looked_up_is_found_or_not_once() {
+    check("arp", 2_000, 400);
+}
+
+#[test]
 fn what_reaches_a_vf_is_its_own_and_every_frame_has_a_verdict() {
     check("port_mux", 4_000, 800);
 }

@@ -9,7 +9,8 @@
 //! the 99th of a hundred and the longest, in microseconds; then the MB/s of writes of 64 KiB and of 1 MiB, 16 at a time; then the median of the
 //! SA's answers to 2,000 searches for the path to the peer, one after the other, which the PF knows, and for the record of its node, which it
 //! asks the SA for each time. `attacked`: a second VF of the adapter registers large and scattered memory, posts requests with keys that it
-//! does not have, and makes and destroys queue pairs, each call a turn between the calls of the first VF. An error is one line, with exit status 2.
+//! does not have, has receives without end in its memory, and makes and destroys queue pairs, each call a turn between the calls of the
+//! first VF. An error is one line, with exit status 2.
 
 use std::fs;
 use std::process::ExitCode;
@@ -17,8 +18,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hca_api::{
-    AccessFlags, Completion, CompletionStatus, DmaBuffer, Hca, HcaError, LKey, MrKeys, MrKind,
-    MrSpec, Payload, PdHandle, RKey, RemoteAddress, SendFlags, SendOp, Sge,
+    AccessFlags, AddressSpace, Completion, CompletionStatus, DmaBuffer, Hca, HcaError, LKey,
+    MrKeys, MrKind, MrSpec, Payload, PdHandle, PulledReceives, QpCaps, QpHandle, QpKind, QpModify,
+    QpSpec, QpState, RKey, ReceiveMode, RemoteAddress, SendFlags, SendOp, Sge,
 };
 use hca_linux::{MappedFiles, PORT};
 use ib_endpoint::{EndPortEvent, SaEvent, SaRequest};
@@ -41,6 +43,13 @@ const WINDOW: usize = 16;
 const PAGES: u32 = 4096;
 const FEW_PAGES: u32 = 256;
 const PAGE: u32 = 4096;
+
+/// Bytes that no region has.
+const NOWHERE: Sge = Sge {
+    addr: u64::MAX - 8,
+    len: 1 << 30,
+    lkey: LKey(3),
+};
 
 /// The facts that the peer has to know of a VF.
 struct Address {
@@ -162,12 +171,36 @@ impl Neighbour {
     }
 }
 
+/// Receives without end, of which each seventh is nowhere.
+#[derive(Debug)]
+struct Endless {
+    place: Sge,
+    taken: u64,
+}
+
+impl PulledReceives for Endless {
+    fn pull(&mut self, _: &dyn AddressSpace, scatter: &mut Vec<Sge>) -> Option<u64> {
+        self.taken += 1;
+        scatter.push(match self.taken % 7 {
+            0 => NOWHERE,
+            _ => self.place,
+        });
+        Some(self.taken)
+    }
+
+    fn pending(&self, _: &dyn AddressSpace) -> usize {
+        usize::MAX
+    }
+}
+
 /// A VF whose calls are of no use to it.
 struct Attacker {
     vf: VfId,
     pd: PdHandle,
     buffer: DmaBuffer,
     regions: Vec<MrKeys>,
+    /// A queue pair whose receives have no end.
+    endless: QpHandle,
     qps: Vec<ConnectedQp>,
     /// Pages of the largest region, the last one first.
     pages: Arc<Vec<u64>>,
@@ -187,17 +220,75 @@ impl Attacker {
                         .collect(),
                 )
             };
+            let pd = hca.alloc_pd()?;
             Ok(Self {
                 vf,
-                pd: hca.alloc_pd()?,
+                pd,
                 buffer,
                 regions: Vec::new(),
+                endless: Self::open_endless(hca, pd, buffer.addr)?,
                 qps: Vec::new(),
                 pages: pages(PAGES),
                 few_pages: pages(FEW_PAGES),
                 calls: 0,
             })
         })
+    }
+
+    /// Makes a queue pair that reads its receives from memory of the VF.
+    fn open_endless(hca: &mut dyn Hca, pd: PdHandle, addr: u64) -> Result<QpHandle> {
+        let kind = MrKind::Virtual { addr, len: 64 };
+        let access = AccessFlags::LOCAL_WRITE;
+        let spec = MrSpec {
+            pd,
+            kind,
+            access,
+            key: None,
+        };
+        let lkey = hca.register_mr(&spec)?.lkey;
+        let place = Sge {
+            addr,
+            len: 64,
+            lkey,
+        };
+        let cq = hca.create_cq(512)?;
+        let (qp, _) = hca.create_qp(QpSpec {
+            kind: QpKind::Rc,
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            srq: None,
+            caps: QpCaps {
+                max_send_wr: 1,
+                max_recv_wr: 256,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline: 0,
+            },
+            signal_all: true,
+            receives: ReceiveMode::Pulled(Box::new(Endless { place, taken: 0 })),
+            qpn: None,
+            block_multicast_loopback: false,
+        })?;
+        Ok(qp)
+    }
+
+    /// Has the receives without end read and flushed, from the start.
+    fn read_endless(&self, hca: &mut dyn Hca) -> Result<()> {
+        let to = |state| QpModify {
+            state: Some(state),
+            ..QpModify::default()
+        };
+        let init = QpModify {
+            port: Some(PORT),
+            pkey_index: Some(PKeyIndex(0)),
+            access: Some(AccessFlags::empty()),
+            ..to(QpState::Init)
+        };
+        for change in [to(QpState::Reset), init, to(QpState::Error)] {
+            hca.modify_qp(self.endless, &change)?;
+        }
+        Ok(())
     }
 
     /// Registers memory, or asks for the outcome.
@@ -261,11 +352,11 @@ impl Attacker {
                 4 if self.qps.len() < 8 => {
                     self.qps.push(create(hca, self.pd)?);
                 }
+                5 if number % 16 == 5 => self.read_endless(hca)?,
                 5 => {
                     let list = &[Sge {
-                        addr: u64::MAX - 8,
-                        len: 1 << 30,
                         lkey: LKey(u32::try_from(number % 99_991)?),
+                        ..NOWHERE
                     }];
                     let posted = self.qps.last().map(|qp| qp.post_recv(hca, 0, list));
                     let is_expected = matches!(

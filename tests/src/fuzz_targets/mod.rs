@@ -3,6 +3,7 @@
 //! `cargo test` replays the corpora through the same functions.
 
 mod agent;
+mod arp;
 mod cm;
 mod cm_messages;
 mod cm_paravirt;
@@ -35,6 +36,7 @@ pub type Target = (&'static str, fn(&[u8]));
 /// All fuzz targets. The name is that of the file in `tests/fuzz/fuzz_targets` and of the folder in
 /// `tests/fuzz/corpus`.
 pub const TARGETS: &[Target] = &[
+    ("arp", arp::arp),
     ("capture", parsers::capture),
     ("cm", cm::cm),
     ("cm_messages", parsers::cm_messages),
