@@ -16,14 +16,14 @@ const DATA: &str = env!("CARGO_BIN_EXE_linux_data");
 /// Exchanges by the CM, between two VFs of each guest.
 const PF: &str = env!("CARGO_BIN_EXE_linux_pf");
 
-/// Boots a guest with soft RoCE on its network card, and an address for the port and each of two VFs.
-fn guest(dir: &Path, name: &str, place: u32, is_server: &str) -> Guest {
+/// Boots a guest with a kernel and soft RoCE on its network card, and an address for the port and each of two VFs.
+fn guest(dir: &Path, kernel: &'static str, name: &str, place: u32, is_server: &str) -> Guest {
     let wire = dir.join("wire");
     let backend = format!(
         "stream,addr.type=unix,addr.path={},server={is_server}",
         wire.display()
     );
-    let boot = Boot::new("6.1", None).with("--netdev").with(backend);
+    let boot = Boot::new(kernel, None).with("--netdev").with(backend);
     let boot = boot.with("--append").with("vhca.load=no");
     let boot = boot.with("--memory").with("1280");
     let boot = boot
@@ -42,8 +42,9 @@ fn guest(dir: &Path, name: &str, place: u32, is_server: &str) -> Guest {
 #[test]
 fn vfs_on_soft_roce_of_two_guests_have_addresses_and_exchange_mads_and_data() {
     let dir = tempfile::tempdir().unwrap();
-    let mut answering = guest(dir.path(), "answering", 11, "on");
-    let mut asking = guest(dir.path(), "asking", 21, "off");
+    let newer = full("6.1", "6.12");
+    let mut answering = guest(dir.path(), newer, "answering", 11, "on");
+    let mut asking = guest(dir.path(), "6.1", "asking", 21, "off");
     asking.told_within(LIMIT, "until ping -q -c 1 -W 1 10.9.0.11; do :; done");
 
     let exchanges = full(40, 1000);

@@ -54,7 +54,7 @@ fn tables(fabric: &Fabric) -> Vec<String> {
 
 #[test]
 fn two_guests_and_sixteen_harnesses_do_not_notice_four_hostile_guests() {
-    let length = Duration::from_secs(full(20, 600).into());
+    let length = Duration::from_secs(full(20, 600));
     let vfs = HOSTILE.end().to_string();
     let mut fabric = Fabric::new(Manager::Lite, &["--topology", "two-switch", "--vfs", &vfs]);
     let mut guests = fabric.guests("6.1", HOSTS.map(|host| (host, 1)));
