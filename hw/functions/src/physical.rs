@@ -140,7 +140,7 @@ impl Functions {
 
     /// Destroys as many objects of functions that were reset as a call may.
     pub(crate) fn destroy_remains(&mut self, hca: &mut dyn Hca) {
-        for remain in self.remains.destroy(self.now, hca) {
+        for remain in self.remains.destroy(self.now, |remain| remain.destroy(hca)) {
             match remain {
                 Remain::Srq(srq) => drop(self.srq_owners.remove(&srq)),
                 Remain::Cq(cq) => drop(self.cq_owners.remove(&cq)),

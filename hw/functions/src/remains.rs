@@ -12,7 +12,7 @@ const AT_ONCE: usize = 256;
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// An object without users.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remain {
     Srq(SrqHandle),
     Window(MwHandle),
@@ -20,6 +20,19 @@ pub(crate) enum Remain {
     Region(MrHandle),
     Cq(CqHandle),
     Pd(PdHandle),
+}
+
+impl Remain {
+    pub(crate) fn destroy(self, hca: &mut dyn Hca) -> Result<(), HcaError> {
+        match self {
+            Self::Srq(srq) => hca.destroy_srq(srq),
+            Self::Window(window) => hca.dealloc_mw(window),
+            Self::Av(av) => hca.destroy_av(av),
+            Self::Region(region) => hca.deregister_mr(region),
+            Self::Cq(cq) => hca.destroy_cq(cq),
+            Self::Pd(pd) => hca.dealloc_pd(pd),
+        }
+    }
 }
 
 /// Objects, in the order in which they can be destroyed.
@@ -43,7 +56,11 @@ impl Remains {
 
     /// Destroys as many objects as a call may, and returns them. Regions whose deregistration is under way stay at the head of the line,
     /// and of the objects behind them regions alone are destroyed.
-    pub(crate) fn destroy(&mut self, now: Instant, hca: &mut dyn Hca) -> Vec<Remain> {
+    pub(crate) fn destroy(
+        &mut self,
+        now: Instant,
+        mut destroy: impl FnMut(Remain) -> Result<(), HcaError>,
+    ) -> Vec<Remain> {
         let (mut pending, mut destroyed) = (Vec::new(), Vec::new());
         if now < self.next {
             return destroyed;
@@ -56,16 +73,8 @@ impl Remains {
             let Some(remain) = self.line.pop_front() else {
                 break;
             };
-            let outcome = match remain {
-                Remain::Srq(srq) => hca.destroy_srq(srq),
-                Remain::Window(window) => hca.dealloc_mw(window),
-                Remain::Av(av) => hca.destroy_av(av),
-                Remain::Region(region) => hca.deregister_mr(region),
-                Remain::Cq(cq) => hca.destroy_cq(cq),
-                Remain::Pd(pd) => hca.dealloc_pd(pd),
-            };
             // An adapter refuses none of them otherwise, unless it has failed.
-            match outcome {
+            match destroy(remain) {
                 Err(HcaError::Pending) => pending.push(remain),
                 _ => destroyed.push(remain),
             }
@@ -77,5 +86,32 @@ impl Remains {
             self.line.push_front(remain);
         }
         destroyed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regions_that_are_under_way_are_asked_for_again_and_the_objects_behind_them_wait() {
+        let [first, second] = [1, 2].map(|region| Remain::Region(MrHandle(region)));
+        let [av, pd] = [Remain::Av(AvHandle(3)), Remain::Pd(PdHandle(4))];
+        let mut remains = Remains::default();
+        remains.extend([av, first, second, pd]);
+        let mut now = Instant::ZERO;
+        let mut turn = |now, pending: &[Remain]| {
+            let is_pending = |remain| match pending.contains(&remain) {
+                true => Err(HcaError::Pending),
+                false => Ok(()),
+            };
+            let destroyed = remains.destroy(now, is_pending);
+            (destroyed, remains.poll_timeout())
+        };
+        let next = Some(now + PAUSE);
+        assert_eq!(turn(now, &[first]), (vec![av, second], next));
+        assert_eq!(turn(now, &[]), (vec![], next), "not yet");
+        now += PAUSE;
+        assert_eq!(turn(now, &[]), (vec![first, pd], None));
     }
 }

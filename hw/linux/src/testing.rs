@@ -1,7 +1,9 @@
-//! Files of a port without a kernel.
+//! Files of a port without a kernel, and the adapter's thread at work.
 
 use std::collections::VecDeque;
+use std::sync::mpsc::{Sender, channel};
 
+use hca_api::{AccessFlags, HcaError, PdHandle};
 use ib_wire::mad::{AttributeId, Mad, MadHeader, Method, MgmtClass};
 use ib_wire::smp::NodeType;
 use ib_wire::{Gid, Guid, Lid, Lmc, PKey, Sl, SubnetPrefix, Tid};
@@ -11,6 +13,7 @@ use umad_link::{HEADER_SIZE, UmadHeader};
 use zerocopy::IntoBytes;
 
 use crate::umad::{FILES, PortFiles};
+use crate::worker::{Registration, Source, Worker};
 
 /// Files that take every write, unless refusals are set, and give what a test puts there.
 #[derive(Debug)]
@@ -111,4 +114,23 @@ pub(crate) fn port() -> Port {
         counters: vec![("symbol_error", 70_000), ("port_xmit_data", 1 << 33)],
         hw_counters: Vec::new(),
     }
+}
+
+/// Has the thread wait, for a domain that is gone, until the sender does something.
+pub(crate) fn occupy<R: Send + 'static>(worker: &mut Worker<R>) -> Sender<()> {
+    let (begin, begun) = channel();
+    let asked = Registration {
+        pd: PdHandle(99),
+        iova: 0,
+        len: 0,
+        access: AccessFlags::empty(),
+        source: Source::Range(0),
+    };
+    let waits = Box::new(move || {
+        let _ = begun.recv();
+        Err(HcaError::InvalidParameter)
+    });
+    let pending = worker.register(asked, waits);
+    assert!(matches!(pending, Err(HcaError::Pending)));
+    begin
 }

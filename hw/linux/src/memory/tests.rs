@@ -1,8 +1,7 @@
-use std::sync::mpsc::channel;
-
 use hca_api::HostMemory;
 
 use super::*;
+use crate::testing::occupy;
 
 /// Memory of which a device has regions, a domain, and a large buffer.
 fn mapped() -> (Memory, PdHandle, u64) {
@@ -52,21 +51,7 @@ fn a_large_region_that_peers_reach_is_gone_once_its_deregistration_is_ok() {
         memory.gather(pd, &[Sge { addr, len, lkey }], &mut [0; 4])
     };
     assert!(reads(&memory, local.lkey) && reads(&memory, remote.lkey));
-    // The thread is busy for a domain that is gone.
-    let (begin, begun) = channel();
-    let asked = Registration {
-        pd: PdHandle(99),
-        iova: 0,
-        len: 0,
-        access: AccessFlags::empty(),
-        source: Source::Range(0),
-    };
-    let waits = Box::new(move || {
-        begun.recv().unwrap();
-        Err(HcaError::InvalidParameter)
-    });
-    let worker = &mut memory.host.as_mut().unwrap().worker;
-    let _ = worker.register(asked, waits);
+    let begin = occupy(&mut memory.host.as_mut().unwrap().worker);
     memory.deregister(local.handle).unwrap();
     for _ in 0..2 {
         let pending = memory.deregister(remote.handle);

@@ -1,32 +1,20 @@
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::Sender;
 
-use hca_api::{AccessFlags, Hca, QpKind, QpState, ReceiveMode};
+use hca_api::{Hca, QpKind, QpState, ReceiveMode};
 
 use super::*;
 use crate::hca::tests::{hca, spec, to_state};
 use crate::mapped::MappedFiles;
 use crate::sys::Device;
-use crate::testing::FakeFiles;
-use crate::worker::{Registration, Source, Worker};
+use crate::testing::{FakeFiles, occupy};
+use crate::worker::Worker;
 
 /// A port with data, whose thread waits until the sender does something.
 fn rig() -> (LinuxHca<FakeFiles>, Arc<Device>, Sender<()>) {
     let device = Arc::new(Device::fake());
     let data = Data::new(device.clone(), device.attributes().unwrap(), 1);
-    let (begin, begun) = channel();
     let mut worker = Worker::start().unwrap();
-    let asked = Registration {
-        pd: PdHandle(99),
-        iova: 0,
-        len: 0,
-        access: AccessFlags::empty(),
-        source: Source::Range(0),
-    };
-    let waits = Box::new(move || {
-        let _ = begun.recv();
-        Err(HcaError::InvalidParameter)
-    });
-    let _ = worker.register(asked, waits);
+    let begin = occupy(&mut worker);
     let mut hca = hca();
     hca.set_data(data, MappedFiles::default(), worker);
     (hca, device, begin)
