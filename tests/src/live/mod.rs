@@ -6,6 +6,7 @@
 )]
 
 mod capture;
+mod far_end;
 mod lab;
 pub mod linux_hca;
 pub mod linux_pf;
@@ -15,6 +16,7 @@ pub mod mpi;
 mod process;
 
 pub use capture::{Capture, Packets};
+pub use far_end::far_end;
 pub use lab::{Lab, OpenSm, PATIENCE, Shim, binary};
 pub use machines::Machines;
 pub use memory_cgroup::MemoryCgroup;

@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration as WallDuration, Instant as WallInstant};
 
 use emulated_hca::Frame;
-use ib_trunk::{Hello, Session, SessionConfig, SessionEvent};
+use ib_trunk::{Session, SessionEvent};
 use ib_vtime::{Duration, Instant};
 use ib_wire::mad::{Mad, MadHeader, Method, MgmtClass};
 use ib_wire::packet::UdFrame;
 use ib_wire::smp::{PortInfo, SmpAttribute};
-use ib_wire::{Guid, Lid, PKey, Psn, QKey, Qpn, Sl, Vl};
+use ib_wire::{Lid, PKey, Psn, QKey, Qpn, Sl, Vl};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -22,6 +22,7 @@ use vhca_trunk::{Carrier, RingParts, Security, Signals};
 
 use super::attacks::note;
 use super::victims::Trouble;
+use crate::live::far_end;
 
 /// Time without a byte after which a connection is over.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -63,15 +64,10 @@ struct End {
 
 impl End {
     fn new(carrier: Result<Carrier, String>) -> Result<Self, Trouble> {
-        let hello = Hello {
-            site: format!("siege-{}", std::process::id()).parse()?,
-            node_guid: Guid::new(0x0200_0000_0000_0000 | u64::from(std::process::id())),
-            port: 1,
-        };
-        let timeout = TIMEOUT;
+        let site = format!("siege-{}", std::process::id()).parse()?;
         Ok(Self {
             carrier: carrier?,
-            session: Session::new(Instant::ZERO, SessionConfig { hello, timeout }),
+            session: far_end(site, TIMEOUT),
         })
     }
 

@@ -7,9 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use ib_trunk::{Hello, Session, SessionConfig};
 use ib_vtime::Instant;
-use ib_wire::Guid;
+use vhca_tests::live::far_end;
 use vhca_trunk::{Carrier, Security};
 
 use crate::bench::{Bench, Case, Cure};
@@ -51,13 +50,7 @@ fn answer(listener: &UnixListener, is_slow: &AtomicBool, is_over: &AtomicBool) {
     let (socket, _) = listener.accept().unwrap();
     socket.set_nonblocking(true).unwrap();
     let mut carrier = Carrier::new(socket.into(), TIMEOUT, &Security::Plain).unwrap();
-    let hello = Hello {
-        site: "far".parse().unwrap(),
-        node_guid: Guid::new(0x0200_0000_0000_0001),
-        port: 1,
-    };
-    let timeout = TIMEOUT;
-    let mut session = Session::new(Instant::ZERO, SessionConfig { hello, timeout });
+    let mut session = far_end("far".parse().unwrap(), TIMEOUT);
     session.report_port(false);
     while !is_over.load(Ordering::Relaxed) {
         carrier.receive(Instant::ZERO, &mut session);

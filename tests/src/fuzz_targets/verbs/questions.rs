@@ -1,7 +1,9 @@
 //! Questions of a program that has not opened the device, and the datagrams in which its library asks.
 
 use linux_abi::sysfs::View;
-use verbs_link::{CallReply, Command, DeviceView, Request, netlink, sysfs};
+use verbs_link::{
+    CallReply, Command, DeviceView, MAX_NAMESPACE_ADDRESSES, Namespace, Request, netlink, sysfs,
+};
 
 use super::program::Program;
 
@@ -33,6 +35,9 @@ pub(in super::super) fn verbs_questions(data: &[u8]) {
         let again = CallReply::decode(&reply.encode());
         assert!(again.is_ok_and(|again| again.body == reply.body));
     }
+    let namespace = Namespace::decode(data);
+    assert!(namespace.addresses.len() <= MAX_NAMESPACE_ADDRESSES);
+    assert_eq!(Namespace::decode(&namespace.encode()), namespace);
     if let Ok(command) = Command::decode(data) {
         let (_, room) = command.place_of_answer();
         assert!(room <= 2 * 8 * usize::from(u16::MAX));
