@@ -7,6 +7,7 @@ use hca_linux::{LinuxHca, MappedFiles, OpenFiles, PortConfig};
 use ib_endpoint::EndPortError;
 use ib_vtime::{Duration, Instant, Secret};
 use rustix::process::{Resource, getrlimit, setrlimit};
+use rustix::thread::{CapabilitySet, capabilities};
 use vf_tunnel::VfId;
 use vhca::world::{HostId, OutsideHca, VfError, World};
 
@@ -79,12 +80,12 @@ impl Port {
         }
     }
 
-    /// Returns the KiB of memory that the process may lock for data. `None` if there is no limit, or no data. Root has none, whatever
-    /// this is.
+    /// Returns the KiB of memory that the process may lock for data. `None` if there is no limit, or no data.
     fn lock_limit(&self) -> Option<u64> {
         self.files.as_ref()?;
-        let bytes = getrlimit(Resource::Memlock).current;
-        bytes.map(|bytes| bytes / 1024)
+        let rights = capabilities(None).ok()?.effective;
+        let bytes = getrlimit(Resource::Memlock).current?;
+        (!rights.contains(CapabilitySet::IPC_LOCK)).then_some(bytes / 1024)
     }
 
     /// Returns memory for software of the service on a VF.
