@@ -39,7 +39,7 @@ impl Remain {
 #[derive(Debug, Default)]
 pub(crate) struct Remains {
     line: VecDeque<Remain>,
-    /// When to go on, if regions at the head of the line are under way.
+    /// Time of the next turn, while the adapter deregisters regions at the head of the line.
     next: Instant,
 }
 

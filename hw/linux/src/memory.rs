@@ -391,8 +391,8 @@ impl Memory {
         Err(HcaError::InvalidParameter)
     }
 
-    /// Deregisters a region. A large one that peers reach is gone once the call that is asked again is `Ok`; others of the host that
-    /// are large go later.
+    /// Deregisters a region. A large one that peers reach is [`HcaError::Pending`] until the thread has deregistered it. The thread
+    /// deregisters other large ones after the call.
     pub(crate) fn deregister(&mut self, handle: MrHandle) -> Result<(), HcaError> {
         let region = self.regions.remove(handle.0)?;
         let end = match (region.bytes, &self.host) {

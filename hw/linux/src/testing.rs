@@ -116,7 +116,7 @@ pub(crate) fn port() -> Port {
     }
 }
 
-/// Has the thread wait, for a domain that is gone, until the sender does something.
+/// Occupies the thread with a registration for a domain that is gone, until the sender sends or is dropped.
 pub(crate) fn occupy<R: Send + 'static>(worker: &mut Worker<R>) -> Sender<()> {
     let (begin, begun) = channel();
     let asked = Registration {

@@ -57,7 +57,7 @@ pub(crate) type Job<R> = Box<dyn FnOnce() -> Outcome<R> + Send>;
 
 enum Order<R> {
     Register(u64, Job<R>),
-    /// Ends an object by its drop. If it is a region whose end is asked for again, its protection domain comes with it.
+    /// The thread drops an object. A region comes with its protection domain if its owner asks again for its end.
     Drop(Box<dyn Send>, Option<PdHandle>),
 }
 
@@ -90,7 +90,7 @@ pub(crate) struct Worker<R> {
     news: UnixStream,
     pending: BTreeMap<u64, (Registration, Option<Outcome<R>>)>,
     next: u64,
-    /// Has a clone with each queue pair that waits for its end.
+    /// Each queue pair that waits for its end holds a clone, and the clones are counted.
     ending_pairs: Arc<()>,
 }
 

@@ -18,9 +18,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hca_api::{
-    AccessFlags, AddressSpace, Completion, CompletionStatus, DmaBuffer, Hca, HcaError, LKey,
-    MrKeys, MrKind, MrSpec, Payload, PdHandle, PulledReceives, QpCaps, QpHandle, QpKind, QpModify,
-    QpSpec, QpState, RKey, ReceiveMode, RemoteAddress, SendFlags, SendOp, Sge,
+    AccessFlags, AddressSpace, Completion, CompletionStatus, CqHandle, DmaBuffer, Hca, HcaError,
+    LKey, MrKeys, MrKind, MrSpec, Payload, PdHandle, PulledReceives, QpCaps, QpHandle, QpKind,
+    QpModify, QpSpec, QpState, RKey, ReceiveMode, RemoteAddress, SendFlags, SendOp, Sge,
 };
 use hca_linux::{MappedFiles, PORT};
 use ib_endpoint::{EndPortEvent, SaEvent, SaRequest};
@@ -171,7 +171,7 @@ impl Neighbour {
     }
 }
 
-/// Receives without end, of which each seventh is nowhere.
+/// A source of endless receives. Each seventh names bytes that no region has.
 #[derive(Debug)]
 struct Endless {
     place: Sge,
@@ -199,8 +199,10 @@ struct Attacker {
     pd: PdHandle,
     buffer: DmaBuffer,
     regions: Vec<MrKeys>,
-    /// A queue pair whose receives have no end.
-    endless: QpHandle,
+    /// A queue pair whose receives have no end, and its completion queue.
+    endless: (QpHandle, CqHandle),
+    /// Receives of it that completed.
+    received: usize,
     qps: Vec<ConnectedQp>,
     /// Pages of the largest region, the last one first.
     pages: Arc<Vec<u64>>,
@@ -227,6 +229,7 @@ impl Attacker {
                 buffer,
                 regions: Vec::new(),
                 endless: Self::open_endless(hca, pd, buffer.addr)?,
+                received: 0,
                 qps: Vec::new(),
                 pages: pages(PAGES),
                 few_pages: pages(FEW_PAGES),
@@ -236,7 +239,7 @@ impl Attacker {
     }
 
     /// Makes a queue pair that reads its receives from memory of the VF.
-    fn open_endless(hca: &mut dyn Hca, pd: PdHandle, addr: u64) -> Result<QpHandle> {
+    fn open_endless(hca: &mut dyn Hca, pd: PdHandle, addr: u64) -> Result<(QpHandle, CqHandle)> {
         let kind = MrKind::Virtual { addr, len: 64 };
         let access = AccessFlags::LOCAL_WRITE;
         let spec = MrSpec {
@@ -270,11 +273,13 @@ impl Attacker {
             qpn: None,
             block_multicast_loopback: false,
         })?;
-        Ok(qp)
+        Ok((qp, cq))
     }
 
-    /// Has the receives without end read and flushed, from the start.
-    fn read_endless(&self, hca: &mut dyn Hca) -> Result<()> {
+    /// Resets the queue pair with endless receives, and brings it to INIT, where the adapter reads them, and to the error state, where it
+    /// flushes them.
+    fn read_endless(&mut self, hca: &mut dyn Hca) -> Result<()> {
+        let (qp, cq) = self.endless;
         let to = |state| QpModify {
             state: Some(state),
             ..QpModify::default()
@@ -286,8 +291,10 @@ impl Attacker {
             ..to(QpState::Init)
         };
         for change in [to(QpState::Reset), init, to(QpState::Error)] {
-            hca.modify_qp(self.endless, &change)?;
+            hca.modify_qp(qp, &change)?;
         }
+        let mut out = [Completion::BLANK; 512];
+        self.received += hca.poll_cq(cq, &mut out)?;
         Ok(())
     }
 
@@ -432,7 +439,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Prints the time in which the SA answers a request of this name.
+    /// Prints the median time that the SA takes for a request, and the name of the request.
     fn searches(&mut self, name: &str, request: impl Fn() -> SaRequest) -> Result<()> {
         let vf = self.neighbour.vf;
         let mut times = Vec::new();
@@ -522,7 +529,9 @@ fn run() -> Result<()> {
         pair.rate(write, len)?;
     }
     match pair.attacker.take() {
-        Some(attacker) => println!("{} calls of the other VF", attacker.calls),
+        Some(Attacker {
+            calls, received, ..
+        }) => println!("{calls} calls of the other VF, {received} of its receives"),
         None => {
             pair.searches("paths", || {
                 SaRequest::path_by_gids(gids[&vf], peer.gid, None)

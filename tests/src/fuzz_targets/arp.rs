@@ -84,7 +84,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Gives a packet to a party. Returns the reply.
+    /// Delivers a packet to a party, and returns the party's reply.
     fn give(&mut self, to: usize, from: Sender, bytes: &[u8]) -> Option<ArpPacket> {
         let arp = &mut self.parties[to].arp;
         let reply = arp.handle_packet(self.now, from, bytes);

@@ -1,4 +1,4 @@
-//! Acceptance: what is in the way of a service on a port of soft RoCE is named, in one line with the next step.
+//! Acceptance: a service on a port of soft RoCE names each obstacle in one line, with the next step.
 
 use std::path::Path;
 
@@ -36,7 +36,7 @@ fn guest(dir: &Path) -> Guest {
     guest
 }
 
-/// Runs a command that ends.
+/// Runs a command to its end.
 fn run(guest: &mut Guest, command: &str) -> Outcome {
     let outcome = guest.run(PATIENCE, command);
     outcome.unwrap_or_else(|failure| panic!("{failure}"))
@@ -57,7 +57,7 @@ fn ends(guest: &mut Guest, command: &str, status: i32, words: &str) {
     assert_eq!(outcome.status, status, "{command}: {}", outcome.text);
 }
 
-/// Starts a service, whose exit status is the end of its log.
+/// Starts a service, and a shell that writes its exit status to the end of its log.
 fn start(guest: &mut Guest, log: &str, attach: &str) {
     let command = format!("sh -c '{SERVE} {attach}; echo ended with $?'");
     guest.start(log, &command);
@@ -78,7 +78,7 @@ fn stop(guest: &mut Guest, log: &str) -> String {
 }
 
 #[test]
-fn whatever_is_in_the_way_of_a_service_on_soft_roce_is_named() {
+fn a_service_on_soft_roce_names_each_obstacle() {
     let dir = tempfile::tempdir().unwrap();
     let mut guest = guest(dir.path());
     let serve = |port: &str| format!("{SERVE} linux:{port}");

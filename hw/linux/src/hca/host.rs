@@ -116,7 +116,7 @@ impl<F: PortFiles> LinuxHca<F> {
         data.srqs.get_mut(srq.0)
     }
 
-    /// Destroys a queue pair of the host, whose end the thread waits for. Requests that are not complete are flushed.
+    /// Destroys a queue pair of the host: resets it, flushes the requests that are not complete, and leaves the host's part to the thread.
     pub(super) fn destroy_pair(&mut self, qp: QpHandle) -> Result<(), HcaError> {
         let pair = self.data()?.pair_mut(qp)?;
         if !pair.groups.is_empty() {

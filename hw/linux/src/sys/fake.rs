@@ -31,7 +31,7 @@ static LIBRARY: Library = Library {
     ..Library::of_tests()
 };
 
-/// The device, of which the library knows the context alone. Its protection domains have its address.
+/// A device. The library sees its context alone, and its protection domains are pointers to it.
 #[repr(C)]
 struct Fake {
     context: Context,

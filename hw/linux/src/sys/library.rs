@@ -31,7 +31,7 @@ macro_rules! functions {
         }
 
         impl Library {
-            /// Returns functions of which none may be called.
+            /// Returns functions that end a test which calls them.
             #[cfg(test)]
             pub(super) const fn of_tests() -> Self {
                 Self {

@@ -41,7 +41,7 @@ impl Port {
     /// service without a sandbox.
     ///
     /// # Errors
-    /// [`LabError::Linux`]; [`LabError::NoData`] where the service's software on VFs needs data. Without such software that is in the log.
+    /// [`LabError::Linux`]; [`LabError::NoData`], which the service logs and goes on unless its own software on VFs needs data.
     pub(crate) fn open(
         now: Instant,
         spec: &LinuxSpec,
@@ -103,7 +103,7 @@ impl Port {
     }
 }
 
-/// Returns why a VF of a host cannot be started: on the port of a Linux HCA, want of memory may be a limit of the process.
+/// Returns the error of a VF that cannot be started. On the port of a Linux HCA it names the limit of locked memory, if the process has one.
 pub(crate) fn vf_error(
     world: &mut World,
     host: HostId,
