@@ -46,15 +46,20 @@ impl Exchanges {
         }
         self.bring_up()?;
         for _ in 0..exchanges * self.0.vfs.len() {
-            let (vf, conn) = self.request()?;
-            let now = self.0.now();
-            let reply = CmSidrRep::default();
-            self.0.port(vf)?.cm().send_sidr_rep(now, conn, &reply)?;
+            self.answer_next()?;
         }
         println!("answered {exchanges} each");
-        // Answers that have not left yet would be lost with the files.
-        while self.0.event().is_ok() {}
+        // Some were repetitions, and answers that have not left yet would be lost with the files.
+        while self.answer_next().is_ok() {}
         Ok(())
+    }
+
+    /// Answers the next SIDR request.
+    fn answer_next(&mut self) -> Result<()> {
+        let (vf, conn) = self.request()?;
+        let now = self.0.now();
+        let reply = CmSidrRep::default();
+        Ok(self.0.port(vf)?.cm().send_sidr_rep(now, conn, &reply)?)
     }
 
     /// Returns the next SIDR request.
